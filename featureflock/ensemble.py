@@ -1,0 +1,183 @@
+"""n feature extractors, own or shared heads, and the place where the particle layer sits.
+
+    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       what `predict` returns
+    H[p̄]  =  (1/n) Σ_i H[p_i]  +  (1/n) Σ_i KL(p_i ‖ p̄)               what `uncertainty` returns
+    total     aleatoric            epistemic (mutual information)
+
+Shapes: n members, B data points, H features, C classes.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from featureflock.particles import ParticleLayer
+from featureflock.running import Run, State, check_alike, run_modules
+
+Place = Literal["features", "logits", "weights"]
+
+
+class Uncertainty(NamedTuple):
+    """Entropies in nats, (B,) each: total = aleatoric + epistemic."""
+
+    total: Tensor
+    """H[p̄], the entropy of the averaged prediction."""
+    aleatoric: Tensor
+    """(1/n) Σ_i H[p_i], the expected entropy of a member: what the members agree is unclear."""
+    epistemic: Tensor
+    """Their difference, the mutual information of prediction and member: what the members disagree about."""
+
+
+class Ensemble(nn.Module):
+    """n extractors with one shared head, or with a head each.
+
+    Args:
+        extractors: the members' feature extractors; any modules.
+        head: one module for all members, or a sequence (a ModuleList too) of one for each. A shared head may be any
+            part of a network, down to an early block: it sees the rows of all members at once, as one batch of n·B.
+        layer: the particle layer, or None.
+        at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
+            that are trained (weight-WGD; give the layer `count`, the size of the data set).
+        run: how members are computed. All three give the same results up to rounding:
+            "sequential"   one after another.
+            "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
+            "low_memory"   one after another, with only one member's activations alive at a time: they are computed again
+                           in the backward pass, with the same dropout masks and the running statistics left alone.
+    """
+
+    def __init__(
+        self,
+        extractors: Iterable[nn.Module],
+        head: nn.Module | Sequence[nn.Module],
+        layer: ParticleLayer | None = None,
+        *,
+        at: Place = "features",
+        run: Run = "sequential",
+    ) -> None:
+        super().__init__()
+        extractors = list(extractors)
+        shared = isinstance(head, nn.Module) and not isinstance(head, nn.ModuleList)
+        heads: list[nn.Module] = [] if shared else list(head)  # type: ignore[arg-type]
+        if not extractors:
+            raise ValueError("An Ensemble needs at least one extractor.")
+        for name, modules in (("extractor", extractors), ("head", heads)):
+            if len({id(m) for m in modules}) < len(modules):
+                raise ValueError(f"Every member needs {name} weights of its own; the same {name} was given twice.")
+        if not shared and len(heads) != len(extractors):
+            raise ValueError(
+                f"{len(extractors)} extractors need {len(extractors)} heads, or one module for all; got {len(heads)} heads."
+            )
+        if at not in ("features", "logits", "weights"):
+            raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
+        if at == "weights" and layer is not None and layer.count is None:
+            raise ValueError(
+                "A layer on the weights needs ParticleLayer(count=N), N the size of the data set that they are fitted to."
+            )
+        if at == "weights" and shared:
+            raise ValueError("A layer on the weights needs a head for each member; got one shared head.")
+        self.extractors = nn.ModuleList(extractors)
+        self.head: nn.Module = head if shared else nn.ModuleList(heads)  # type: ignore[assignment]
+        self.layer, self.at = layer, at
+        self.run = run
+
+    def __len__(self) -> int:
+        return len(self.extractors)
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    @run.setter
+    def run(self, run: Run) -> None:
+        if run not in ("sequential", "vectorised", "low_memory"):
+            raise ValueError(f'run must be "sequential", "vectorised" or "low_memory"; got {run!r}.')
+        if run == "vectorised":
+            check_alike(list(self.extractors))
+            if isinstance(self.head, nn.ModuleList):
+                check_alike(list(self.head))
+        self._run = run
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits of each member, (n, B, C)."""
+        extractor_states, head_states = self._transported_weights()
+        features = run_modules(list(self.extractors), extractor_states, [x] * len(self), self.run)
+        if self.layer is not None and self.at == "features":
+            features = self.layer(_stack(features, "features"))
+        if isinstance(self.head, nn.ModuleList):
+            logits = _stack(run_modules(list(self.head), head_states, features, self.run), "logits")
+        else:
+            logits = self.head(_stack(features, "features").flatten(0, 1)).unflatten(0, (len(self), -1))
+        return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
+
+    def features(self, x: Any) -> Tensor:
+        """Features of each member, (n, B, …)."""
+        return _stack(run_modules(list(self.extractors), None, [x] * len(self), self.run), "features")
+
+    def predict(self, x: Any) -> Tensor:
+        """Probabilities averaged over members, (B, C); in eval mode, whatever mode the ensemble is in."""
+        return self._log_probs(x).logsumexp(0).sub(math.log(len(self))).exp()
+
+    def uncertainty(self, x: Any) -> Uncertainty:
+        """Total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode."""
+        log_p = self._log_probs(x).double()
+        total = torch.special.entr(log_p.exp().mean(0)).sum(-1)
+        aleatoric = torch.special.entr(log_p.exp()).sum(-1).mean(0)
+        parts = total, aleatoric, (total - aleatoric).clamp_min(0)
+        return Uncertainty(*(part.float() for part in parts))
+
+    def _log_probs(self, x: Any) -> Tensor:
+        with torch.no_grad(), _evaluating(self):
+            logits: Tensor = self(x)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+    def _transported_weights(self) -> tuple[list[State] | None, list[State] | None]:
+        """The weights of extractors and heads behind the layer, where it acts on weights; None for the modules' own."""
+        layer = self.layer
+        if layer is None or self.at != "weights" or not (layer.training and torch.is_grad_enabled()):
+            return None, None
+        assert isinstance(self.head, nn.ModuleList)
+        members = [
+            {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
+            for pair in zip(self.extractors, self.head, strict=True)
+        ]
+        vectors = [torch.cat([p.flatten() for p in member.values()]) for member in members]
+        if any(v.shape != vectors[0].shape for v in vectors):
+            sizes = ", ".join(str(v.numel()) for v in vectors)
+            raise ValueError(f"A layer on the weights needs members of one size; they have {sizes} trained weights.")
+        states: tuple[list[State], list[State]] = [], []
+        for member, vector in zip(members, layer(torch.stack(vectors)), strict=True):
+            pair: tuple[State, State] = {}, {}
+            pieces = vector.split([p.numel() for p in member.values()])
+            for ((k, name), p), piece in zip(member.items(), pieces, strict=True):
+                pair[k][name] = piece.view_as(p)
+            states[0].append(pair[0])
+            states[1].append(pair[1])
+        return states
+
+
+def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
+    if isinstance(parts, Tensor):
+        return parts
+    for i, part in enumerate(parts):
+        if part.shape != parts[0].shape:
+            raise ValueError(
+                f"The members' {name} must have one shape; member 0 gives {tuple(parts[0].shape)}, member {i} "
+                f"{tuple(part.shape)}."
+            )
+    return torch.stack(list(parts))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; afterwards each submodule is in the mode it was in."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode

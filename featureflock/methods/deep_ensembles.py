@@ -1,0 +1,26 @@
+"""Deep Ensembles (Lakshminarayanan et al., 2017): networks that differ by their initial weights alone.
+
+    loss = Σ_i CE_i
+
+Nothing is shared and the losses are summed, so each member gets exactly the gradient that it would get alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featureflock.ensemble import Ensemble
+from featureflock.methods.method import Method
+
+
+@dataclass(frozen=True)
+class DeepEnsembles(Method):
+    """Independent networks, each trained by maximum likelihood."""
+
+    def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
+        return Ensemble(extractors, heads)
+
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([F.cross_entropy(logits, y) for logits in ens(x)]).sum()

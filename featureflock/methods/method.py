@@ -1,0 +1,99 @@
+"""What a method is, and what methods share.
+
+A method is a frozen dataclass of hyper-parameters with two functions, `build` and `loss`. Every method starts from the
+same members: member i of seed s is made right after torch.manual_seed(1000 s + i), first its extractor, then its head. So
+it depends neither on the number of members nor on the method, and anybody can make it and train it alone. A shared head
+is that of member 0.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featureflock.ensemble import Ensemble
+from featureflock.kernels import RBF, Kernel
+from featureflock.particles import ParticleLayer, Subspace
+from featureflock.priors import Cauchy, Prior
+from featureflock.rules import WGD, Rule
+from featureflock.running import Run
+
+Make = Callable[[], nn.Module]
+
+
+class Method(ABC):
+    """A method of your own says how to put members together, and what to back-propagate."""
+
+    usual_members: ClassVar[int] = 10
+
+    def build(
+        self,
+        make_extractor: Make,
+        make_head: Make,
+        *,
+        members: int | None = None,
+        seed: int = 0,
+        train_size: int | None = None,
+        run: Run = "sequential",
+    ) -> Ensemble:
+        """A freshly initialised ensemble. PyTorch's global random numbers stay as they were.
+
+        Args:
+            make_extractor, make_head: make one of each, with weights drawn from PyTorch's random numbers.
+            members: how many; None for the paper's number, 10, or 1 where the method is about one network.
+            seed: of the initial weights.
+            train_size: N, the number of training points; only weight-WGD needs it.
+            run: how members are computed, as in `Ensemble`.
+        """
+        members = self.usual_members if members is None else members
+        if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
+            raise ValueError(
+                f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got members={members} and seed={seed}."
+            )
+        extractors, heads = [], []
+        with torch.random.fork_rng():
+            for i in range(members):
+                torch.manual_seed(1000 * seed + i)
+                extractors.append(make_extractor())
+                heads.append(make_head())
+        ens = self.assemble(extractors, heads, train_size)
+        ens.run = run
+        return ens
+
+    @abstractmethod
+    def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
+        """The ensemble of freshly made extractors and heads, for a data set of `train_size` points."""
+
+    @abstractmethod
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+        """What to back-propagate for a batch of inputs x and labels y (B,)."""
+
+
+@dataclass(frozen=True)
+class Repulsion:
+    """Hyper-parameters of the methods whose members repel each other."""
+
+    prior: Prior = Cauchy(1e-3)
+    """Prior on each number of a particle, such as Cauchy(precision)."""
+    kernel: Kernel = RBF()
+    """Kernel between particles."""
+    rank: int | None = 5
+    """Directions in which members repel, or as many as there are members if that is fewer; None for no projection."""
+    subspace: Subspace = "dominant"
+    """The dominant directions, or the weakest, as in the authors' code."""
+    rule: Rule = WGD()
+    """Update rule of the particles."""
+
+    def layer(self, members: int, count: int | None = None) -> ParticleLayer:
+        rank = None if self.rank is None else min(self.rank, members)
+        return ParticleLayer(self.prior, self.kernel, rank, self.subspace, self.rule, count=count)
+
+
+def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    """−(1/nB) Σ_i Σ_b log p_i(y_b | x_b): the loss that a particle layer expects."""
+    logits = ens(x)
+    return F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))

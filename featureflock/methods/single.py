@@ -1,0 +1,27 @@
+"""One network, trained by maximum likelihood: the paper's baseline.
+
+loss = CE
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from featureflock.ensemble import Ensemble
+from featureflock.methods.method import Method, mean_cross_entropy
+
+
+@dataclass(frozen=True)
+class Single(Method):
+    """One network, trained by maximum likelihood."""
+
+    usual_members: ClassVar[int] = 1
+
+    def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
+        if len(extractors) != 1:
+            raise ValueError(f"Single is one network; got members={len(extractors)}. DeepEnsembles trains several.")
+        return Ensemble(extractors, heads)
+
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+        return mean_cross_entropy(ens, x, y)

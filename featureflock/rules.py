@@ -1,0 +1,106 @@
+"""Update rules: how particles use the kernel. With S = data gradient + prior score, K the kernel matrix and
+(∇K)_i = Σ_j ∇_{z_i} k_ij:
+
+    WGD        v_i = S_i − (∇K)_i / Σ_j k_ij                      kernel density estimate: the paper's
+    SteinWGD   v   = S − (K + η I)⁻¹ ∇K                           Stein gradient estimator
+    SVGD       v_i = (1/n) Σ_j [ k_ij S_j + ∇_{z_j} k_ij ]        Stein variational gradient descent
+    MAP        v   = S                                            no interaction: each particle seeks its own mode
+
+All four are v = A S − Q ∇K for two n × n matrices, so a rule maps K to A and Q.
+
+Langevin noise: at temperature T > 0, √(2T/α) F ξ is added to v, with white noise ξ, so that a step of size α along v
+is a Langevin step. F is the identity, and for SVGD the Cholesky factor of K: there the noise has covariance K across
+particles.
+
+Shapes: n particles.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Weights(NamedTuple):
+    """The n × n matrices of a rule; None stands for the identity."""
+
+    drive: Tensor | None
+    """A of v = A S − Q ∇K."""
+    density: Tensor
+    """Q of v = A S − Q ∇K."""
+    noise: Tensor | None = None
+    """F of the Langevin noise √(2T/α) F ξ."""
+
+
+class Rule(Protocol):
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def step_size(self) -> float: ...
+
+    def weights(self, k_nn: Tensor) -> Weights: ...
+
+
+@dataclass(frozen=True)
+class _Langevin:
+    temperature: float = 0.0
+    """T of the Langevin noise √(2T/α) F ξ; 0 for none."""
+    step_size: float = 1.0
+    """α of the Langevin noise: the optimiser's step size."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"{name} needs a finite temperature of at least 0; got {self.temperature}.")
+        if not 0 < self.step_size < math.inf:
+            raise ValueError(f"{name} needs a positive finite step_size; got {self.step_size}.")
+
+
+@dataclass(frozen=True)
+class WGD(_Langevin):
+    """Wasserstein gradient descent with a kernel density estimate: A = I, Q = diag(1 / Σ_j k_ij)."""
+
+    def weights(self, k_nn: Tensor) -> Weights:
+        return Weights(drive=None, density=torch.diag(1 / k_nn.sum(1)))
+
+
+@dataclass(frozen=True)
+class SteinWGD(_Langevin):
+    """Wasserstein gradient descent with the Stein gradient estimator: A = I, Q = (K + η I)⁻¹."""
+
+    eta: float = 0.01
+    """η, the ridge of the estimator."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.eta < math.inf:
+            raise ValueError(f"SteinWGD needs a positive finite ridge eta, such as 0.01; got {self.eta}.")
+
+    def weights(self, k_nn: Tensor) -> Weights:
+        return Weights(drive=None, density=torch.linalg.inv(k_nn + self.eta * _eye(k_nn)))
+
+
+@dataclass(frozen=True)
+class SVGD(_Langevin):
+    """Stein variational gradient descent: A = K/n and Q = I/n, since ∇_{z_j} k_ij = −∇_{z_i} k_ij."""
+
+    def weights(self, k_nn: Tensor) -> Weights:
+        n, eye = k_nn.shape[0], _eye(k_nn)
+        # The jitter keeps the factor defined where members coincide and K is singular.
+        noise = torch.linalg.cholesky(k_nn + 1e-10 * eye) if self.temperature > 0 else None
+        return Weights(drive=k_nn / n, density=eye / n, noise=noise)
+
+
+@dataclass(frozen=True)
+class MAP(_Langevin):
+    """No interaction, A = I and Q = 0: what is left of the others for one particle, and their ablation for many."""
+
+    def weights(self, k_nn: Tensor) -> Weights:
+        return Weights(drive=None, density=torch.zeros_like(k_nn))
+
+
+def _eye(k_nn: Tensor) -> Tensor:
+    return torch.eye(k_nn.shape[0], dtype=k_nn.dtype, device=k_nn.device)
