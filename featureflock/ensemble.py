@@ -45,8 +45,8 @@ class Ensemble(nn.Module):
         run: how members are computed. All three give the same results up to rounding:
             "sequential"   one after another.
             "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
-            "low_memory"   one after another, with only one member's activations alive at a time: they are computed again
-                           in the backward pass, with the same dropout masks and the running statistics left alone.
+            "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
+                           computes them again, with the same dropout masks and the running statistics left alone.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Ensemble(nn.Module):
                 raise ValueError(f"Every member needs {name} weights of its own; the same {name} was given twice.")
         if not shared and len(heads) != len(extractors):
             raise ValueError(
-                f"{len(extractors)} extractors need {len(extractors)} heads, or one module for all; got {len(heads)} heads."
+                f"{len(extractors)} extractors need as many heads, or one module for all; got {len(heads)} heads."
             )
         if at not in ("features", "logits", "weights"):
             raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
         if at == "weights" and layer is not None and layer.count is None:
             raise ValueError(
-                "A layer on the weights needs ParticleLayer(count=N), N the size of the data set that they are fitted to."
+                "A layer on the weights needs ParticleLayer(count=N), N the size of the data set they are fitted to."
             )
         if at == "weights" and shared:
             raise ValueError("A layer on the weights needs a head for each member; got one shared head.")

@@ -81,8 +81,8 @@ class ParticleLayer(nn.Module):
 
     Args:
         prior, kernel, rank, subspace, rule: as in `transport`.
-        count: how many data terms a member's mean loss stands for, where that is not B: B·T for T tokens a sequence, the
-            size of the data set for particles that are weights.
+        count: how many data terms a member's mean loss stands for, where that is not B: B·T for T tokens a sequence,
+            the size of the data set for particles that are weights.
         scale: what the mean loss is multiplied by before `backward`: 1/k for k accumulated micro-batches, a
             GradScaler's scale, n where members' losses are summed. Set the attribute where it changes as you go:
             `layer.scale = scaler.get_scale()`.

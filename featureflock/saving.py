@@ -1,8 +1,8 @@
 """Ensembles on disk: weights as safetensors, everything else as JSON. Nothing in a saved folder is ever executed.
 
 A folder holds `ensemble.json` and the weights file that it names. Writing is atomic: the weights file is named by its
-digest, and `ensemble.json` is replaced only when all else is complete, so that an interrupted `save` leaves the ensemble
-that was there before.
+digest, and `ensemble.json` is replaced only when all else is complete, so that an interrupted `save` leaves the
+ensemble that was there before.
 """
 
 import hashlib
@@ -71,8 +71,8 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
 def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemble:
     """Read an ensemble that `save` wrote; its predictions are bit-identical.
 
-    No code comes from the folder: module classes of your own must be imported before. With `into`, an ensemble that your
-    code has built is filled with the saved weights instead, and returned.
+    No code comes from the folder: module classes of your own must be imported before. With `into`, an ensemble that
+    your code has built is filled with the saved weights instead, and returned.
     """
     folder = Path(folder)
     index, tensors = _read(folder)

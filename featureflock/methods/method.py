@@ -1,9 +1,9 @@
 """What a method is, and what methods share.
 
 A method is a frozen dataclass of hyper-parameters with two functions, `build` and `loss`. Every method starts from the
-same members: member i of seed s is made right after torch.manual_seed(1000 s + i), first its extractor, then its head. So
-it depends neither on the number of members nor on the method, and anybody can make it and train it alone. A shared head
-is that of member 0.
+same members: member i of seed s is made right after torch.manual_seed(1000 s + i), first its extractor, then its head.
+So it depends neither on the number of members nor on the method, and anybody can make it and train it alone. A shared
+head is that of member 0.
 """
 
 from abc import ABC, abstractmethod
