@@ -52,7 +52,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
     scores = Table(title=f"Two-view digits: mean ± sd over {seeds} seeds")
     paired = Table(title=f"{OURS} minus …: mean of paired differences ± 95 % interval")
     for table in (scores, paired):
-        table.title_justify, table.box, table.pad_edge = "left", box.SIMPLE_HEAD, False
+        table.title_justify, table.box, table.padding = "left", box.SIMPLE_HEAD, (0, 0)
         table.add_column("", no_wrap=True)
         for test in tests:
             table.add_column(test, justify="right", no_wrap=True)
@@ -82,13 +82,8 @@ def verdict(summary: dict[str, Any]) -> str:
             sides: dict[str, list[str]] = {"better on": [], "worse on": [], "no clear difference on": []}
             for test, d in of.items():
                 clear = abs(d[score]["mean"]) > d[score]["ci95"]
-                word = (
-                    "no clear difference on"
-                    if not clear
-                    else "better on"
-                    if sign * d[score]["mean"] > 0
-                    else "worse on"
-                )
+                word = "better on" if sign * d[score]["mean"] > 0 else "worse on"
+                word = word if clear else "no clear difference on"
                 sides[word].append(test + (f" ({d[score]['mean']:+.{digits}f})" if clear else ""))
             words = "; ".join(f"{word} {', '.join(names)}" for word, names in sides.items() if names)
             lines.append(f"{OURS} against {rival}, {title.removesuffix(', %')}: {words}.")

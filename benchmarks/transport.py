@@ -1,0 +1,142 @@
+"""What `featureflock.transport` costs in time and in memory, for n particles of d numbers each.
+
+Time, as two ratios. Each is the median over rounds of the ratio of two times from the same round, because a machine
+that is slower for a while then slows both. One thread unless told otherwise, since threads that wait for each other
+suffer most from whatever else runs.
+
+    /(d/10)    time at d over time at d/10: 10 where time is linear in d, less where a fixed cost still shows, more
+               where the arrays outgrow a cache
+    /floor     time over that of the three float32 products G Gᵀ, H Gᵀ and (n × n) G alone, which Algorithm 1 cannot
+               do without; `transport` computes them in float64, and the prior's score and checks besides
+
+Memory: the peak during one call beyond its two inputs of n · d · 4 bytes each. The result is another array of that
+size, and counts. Each case has a fresh process, where a small call first starts the libraries up; there allocations of
+tensors are counted, and the resident set is watched as a second opinion (measuring.py). Some megabytes are needed
+whatever the size, for slices in float64. Where the particles take less than 64 MB these dominate, so no multiple is
+given.
+
+    python benchmarks/transport.py [--quick] [--json results/benchmark_transport.json]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measuring import MB, in_fresh_process, peak_allocated, peak_resident, write_json
+from torch import Tensor
+
+import featureflock as ff
+
+SEED = 0
+PRIOR = ff.Cauchy(1e-3)
+SMALL = 64 * MB
+LIMIT = 3.0
+"""Peak memory wanted beyond the inputs, in sizes of the particles."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small subset, in seconds")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each time is taken")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    # As in any program that has used larger arrays before: glibc now keeps released memory of this size for later. At
+    # first it returns it to the system, and asking for it again then takes longer than the arithmetic on it.
+    torch.empty(31 * MB, dtype=torch.uint8)
+    ns, ds = ((2, 10), (10_000, 100_000)) if args.quick else ((2, 5, 10, 20, 50, 128), (10_000, 100_000, 1_000_000))
+
+    print(f"threads: {args.threads}; medians of {args.rounds} rounds; memory beyond the inputs\n")
+    print("   n        d  particles       time  /(d/10)  /floor   allocated          resident")
+    rows = []
+    for n in ns:
+        for row in _times(n, ds, args.rounds):
+            row |= in_fresh_process(_memory, n, row["d"])
+            rows.append(row)
+            ratio = "      –" if row["time_over_tenth"] is None else f"{row['time_over_tenth']:7.1f}"
+            print(
+                f"{n:4} {row['d']:8} {row['particles_bytes'] / MB:7.1f} MB {row['seconds'] * 1e3:7.1f} ms  {ratio} "
+                f"{row['time_over_floor']:7.1f}  {_size(row, 'allocated')}  {_size(row, 'resident')}",
+                flush=True,
+            )
+    multiples = [m for row in rows for m in (row["allocated_multiple"], row["resident_multiple"]) if m is not None]
+    if multiples:
+        print(f"\nPeak memory, where the particles take 64 MB or more: ≤ {max(multiples):.2f}×; wanted ≤ {LIMIT}×.")
+    about = {"seeds": [SEED], "threads": args.threads, "rounds": args.rounds, "limit": LIMIT}
+    write_json(args.json, about | {"rows": rows})
+
+
+def _times(n: int, ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    """Times for one n and all d, taken in turns."""
+    calls: list[tuple[Callable[[], object], Callable[[], object]]] = []
+    for d in ds:
+        h, g = _arrays(n, d)
+        c = torch.randn(n, n)
+        calls.append((lambda h=h, g=g: _transport(h, g), lambda h=h, g=g, c=c: (g @ g.T, h @ g.T, c @ g)))  # type: ignore[misc]
+    repeats = [[_repeats(call) for call in pair] for pair in calls]
+    seconds = [  # [round][d] = time of transport, time of the floor
+        [[_seconds(call, k) for call, k in zip(pair, ks, strict=True)] for pair, ks in zip(calls, repeats, strict=True)]
+        for _ in range(rounds)
+    ]
+    return [
+        {
+            "n": n,
+            "d": d,
+            "rank": min(5, n),
+            "particles_bytes": 4 * n * d,
+            "seconds": median(r[i][0] for r in seconds),
+            "time_over_tenth": median(r[i][0] / r[i - 1][0] for r in seconds) if i else None,
+            "time_over_floor": median(r[i][0] / r[i][1] for r in seconds),
+        }
+        for i, d in enumerate(ds)
+    ]
+
+
+def _memory(n: int, d: int) -> dict[str, Any]:
+    _transport(*_arrays(n, 1000))
+    h, g = _arrays(n, d)
+    resident, allocated = peak_resident(lambda: _transport(h, g)), peak_allocated(lambda: _transport(h, g))
+    size = 4 * n * d
+    return {
+        "allocated_bytes": allocated,
+        "resident_bytes": resident,
+        "allocated_multiple": allocated / size if size >= SMALL else None,
+        "resident_multiple": resident / size if size >= SMALL and resident is not None else None,
+    }
+
+
+def _transport(h: Tensor, g: Tensor) -> Tensor:
+    return ff.transport(h, g, prior=PRIOR, rank=min(5, h.shape[0]))
+
+
+def _arrays(n: int, d: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(n, d, generator=generator), torch.randn(n, d, generator=generator)
+
+
+def _repeats(call: Callable[[], object]) -> int:
+    """How many calls take 20 ms or more; also the warm-up."""
+    call()
+    return max(1, round(0.02 / _seconds(call, 1)))
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _size(row: dict[str, Any], kind: str) -> str:
+    size, multiple = row[f"{kind}_bytes"], row[f"{kind}_multiple"]
+    text = "–" if size is None else f"{size / MB:6.1f} MB"
+    return f"{text:>9} {'' if multiple is None else f'{multiple:.2f}×':6}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Ensemble: what it computes, and that the three ways to run members agree."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import featureflock as ff
+
+N, B, H, C = 4, 6, 5, 3
+RUNS = ("sequential", "vectorised", "low_memory")
+
+
+class Net(nn.Module):
+    """A user's module: convolution, BatchNorm, dropout, a residual, and a buffer of its own making."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(4, H)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.steps = self.steps + 1
+        x = F.relu(self.norm(self.conv(x)), inplace=True)
+        return self.out(self.drop(x + x.flip(-1)).mean((-2, -1)))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(B, 2, 4, 4, generator=generator), torch.arange(B) % C
+
+
+def build(at: str = "features", dropout: float = 0.0, run: str = "sequential") -> ff.Ensemble:
+    torch.manual_seed(0)
+    extractors = [Net(dropout) for _ in range(N)]
+    heads = [nn.Linear(H, C) for _ in range(N)]
+    layer = ff.ParticleLayer(ff.Cauchy(0.1), rank=3, count=100 if at == "weights" else None)
+    return ff.Ensemble(extractors, heads[0] if at == "features" else heads, layer, at=at, run=run)
+
+
+def step(ens: ff.Ensemble) -> None:
+    x, y = data()
+    F.cross_entropy(ens(x).flatten(0, 1), y.repeat(len(ens))).backward()
+
+
+def test_logits_of_a_shared_head_and_of_own_heads():
+    x, _ = data()
+    shared, own = build().eval(), build("logits").eval()
+    assert_close(shared(x), torch.stack([shared.head(f(x)) for f in shared.extractors]))
+    assert_close(own(x), torch.stack([h(f(x)) for f, h in zip(own.extractors, own.head, strict=True)]))
+    assert_close(shared.features(x), torch.stack([f(x) for f in shared.extractors]))
+    assert len(shared) == N
+
+
+def test_head_may_be_a_deep_part_of_the_network_on_feature_maps():
+    torch.manual_seed(0)
+    stems = [nn.Conv2d(2, 4, 3) for _ in range(N)]
+    tail = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(4, C))
+    ens = ff.Ensemble(stems, tail, ff.ParticleLayer(ff.Normal(0.1), rank=2))
+    x, y = data()
+    assert ens(x).shape == (N, B, C)
+    step(ens)
+    # The same by hand: features as leaves, the naive direction, then back through each stem.
+    maps = torch.stack([f(x) for f in stems]).detach().requires_grad_()
+    log_p = copy.deepcopy(tail)(maps.flatten(0, 1).clone()).log_softmax(-1)
+    g = torch.autograd.grad(log_p.gather(1, y.repeat(N)[:, None]).sum(), maps)[0]
+    v = ff.transport(maps.detach().flatten(1), g.flatten(1), prior=ff.Normal(0.1), rank=2).view_as(maps)
+    for i, f in enumerate(stems):
+        expected = torch.autograd.grad(f(x), f.weight, -v[i] / B)[0]
+        assert_close(f.weight.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_predict_averages_probabilities_not_logits():
+    ens = build()
+    x, _ = data()
+    expected = copy.deepcopy(ens).eval()(x).softmax(-1).mean(0)
+    assert_close(ens.predict(x), expected)
+    assert_close(ens.predict(x).sum(-1), torch.ones(B))
+
+
+def test_predict_and_uncertainty_leave_modes_gradients_and_statistics_alone():
+    ens = build(dropout=0.5)
+    ens.extractors[1].norm.eval()
+    before = copy.deepcopy(ens.state_dict())
+    first = ens.predict(data()[0])
+    assert not first.requires_grad
+    assert torch.equal(first, ens.predict(data()[0]))
+    ens.uncertainty(data()[0])
+    assert ens.training
+    assert ens.extractors[1].drop.training
+    assert not ens.extractors[1].norm.training
+    for name, tensor in ens.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+class Fixed(nn.Module):
+    """An extractor whose "features" are given log-probabilities."""
+
+    def __init__(self, probs: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("log_p", torch.tensor(probs).log())
+
+    def forward(self, x):
+        return self.log_p.expand(len(x), -1)
+
+
+def test_uncertainty_of_known_predictions():
+    x = torch.zeros(2, 1)
+
+    def parts(*members: list[float]) -> list[float]:
+        ens = ff.Ensemble([Fixed(p) for p in members], nn.Identity())
+        return [float(part[0]) for part in ens.uncertainty(x)]
+
+    # Sure and opposed: all uncertainty is about which member is right.
+    assert parts([1, 0], [0, 1]) == pytest.approx([math.log(2), 0, math.log(2)], abs=1e-6)
+    # Unsure and agreed: none is.
+    assert parts([0.5, 0.5], [0.5, 0.5]) == pytest.approx([math.log(2), math.log(2), 0], abs=1e-6)
+    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
+    total = -0.7 * math.log(0.7) - 0.3 * math.log(0.3)
+    expected = (entropy + math.log(2)) / 2
+    assert parts([0.9, 0.1], [0.5, 0.5]) == pytest.approx([total, expected, total - expected], abs=1e-6)
+
+
+def test_uncertainty_adds_up_and_is_never_negative():
+    u = build().uncertainty(data()[0])
+    assert_close(u.total, u.aleatoric + u.epistemic)
+    assert min(u.epistemic.min(), u.aleatoric.min()) >= 0
+
+
+@pytest.mark.parametrize("at", ["features", "logits", "weights"])
+@pytest.mark.parametrize("run", ["vectorised", "low_memory"])
+def test_ways_to_run_members_agree(at, run):
+    one, other = build(at), build(at, run=run)
+    optimisers = [torch.optim.SGD(e.parameters(), lr=0.1, momentum=0.9) for e in (one, other)]
+    for _ in range(3):
+        for ens, optimiser in zip((one, other), optimisers, strict=True):
+            optimiser.zero_grad()
+            step(ens)
+            optimiser.step()
+    exact = {"rtol": 0, "atol": 0} if run == "low_memory" else {"rtol": 1e-3, "atol": 1e-5}
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert_close(b, a, **exact, msg=lambda m, name=name: f"{name}: {m}")
+        assert_close(b.grad, a.grad, **exact)
+    for (name, a), b in zip(one.named_buffers(), other.buffers(), strict=True):
+        assert_close(b, a, **exact, msg=lambda m, name=name: f"{name}: {m}")
+    assert int(other.extractors[2].norm.num_batches_tracked) == 3
+    assert float(other.extractors[2].steps) == 3
+    assert_close(other.predict(data()[0]), one.predict(data()[0]), rtol=1e-4, atol=1e-6)
+
+
+def test_running_statistics_belong_to_each_member():
+    ens = build(run="vectorised")
+    step(ens)
+    for member in ens.extractors:
+        x = member.conv(data()[0])
+        assert_close(member.norm.running_mean, 0.1 * x.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+        assert_close(member.norm.running_var, 0.9 + 0.1 * x.transpose(0, 1).flatten(1).var(1), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(ens.extractors[0].norm.running_mean, ens.extractors[1].norm.running_mean)
+
+
+def test_low_memory_draws_the_same_dropout_masks():
+    grads, buffers = [], []
+    for run in ("sequential", "low_memory"):
+        ens = build(dropout=0.5, run=run)
+        torch.manual_seed(5)
+        step(ens)
+        after = torch.rand(1)
+        grads.append([p.grad for p in ens.parameters()] + [after])
+        buffers.append(list(ens.buffers()))
+    for a, b in zip(grads[0] + buffers[0], grads[1] + buffers[1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_low_memory_keeps_one_members_activations():
+    """What autograd holds on to between forward and backward: nothing of a member's inside."""
+
+    def held(run: str) -> int:
+        ens, kept = build(run=run), {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+            ens(data()[0])
+        return sum(t.numel() for t in kept.values())
+
+    inside = 4 * 4 * 4 * B  # one activation of one member
+    assert held("low_memory") < 2 * inside < held("sequential") / N
+
+
+def test_vectorised_dropout_differs_between_members():
+    torch.manual_seed(0)
+    member = Net(dropout=0.5)
+    ens = ff.Ensemble([copy.deepcopy(member) for _ in range(N)], nn.Linear(H, C), run="vectorised")
+    h = ens.features(data()[0])
+    assert not torch.allclose(h[0], h[1])
+
+
+def test_members_may_differ_where_nothing_stacks_them():
+    ens = ff.Ensemble([nn.Linear(2, 3), nn.Linear(2, 7)], [nn.Linear(3, C), nn.Linear(7, C)])
+    assert ens(torch.randn(B, 2)).shape == (2, B, C)
+    with pytest.raises(ValueError, match=r"one shape; member 0 gives \(6, 3\), member 1 \(6, 7\)"):
+        ens.features(torch.randn(B, 2))
+
+
+def test_weights_move_by_the_scaled_direction():
+    """weight-WGD by hand: v/N for the data gradient of all N points."""
+    ens, (x, y) = build("weights"), data()
+    ens.double()
+    x = x.double()
+    F.cross_entropy(ens(x).flatten(0, 1), y.repeat(N)).backward()
+    ens_by_hand = build("weights").double()
+    members = [list(f.parameters()) + list(h.parameters()) for f, h in zip(ens_by_hand.extractors, ens_by_hand.head)]  # noqa: B905
+    rows = []
+    for f, h, weights in zip(ens_by_hand.extractors, ens_by_hand.head, members, strict=True):
+        log_lik = -F.cross_entropy(h(f(x)), y, reduction="sum") * 100 / B
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(log_lik, weights)]))
+    w = torch.stack([torch.cat([p.detach().flatten() for p in weights]) for weights in members])
+    v = ff.transport(w, torch.stack(rows), prior=ff.Cauchy(0.1), rank=3)
+    for i, (f, h) in enumerate(zip(ens.extractors, ens.head, strict=True)):
+        grad = torch.cat([p.grad.flatten() for p in [*f.parameters(), *h.parameters()]])
+        assert_close(grad, -v[i] / 100)
+
+
+def test_frozen_weights_are_no_particles():
+    ens = build("weights")
+    for member in ens.extractors:
+        member.conv.requires_grad_(False)
+    step(ens)
+    assert ens.extractors[0].conv.weight.grad is None
+    assert ens.extractors[0].out.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ff.Ensemble([], nn.Linear(H, C)), "at least one extractor"),
+        (lambda: ff.Ensemble([Net()] * 2, nn.Linear(H, C)), "same extractor was given twice"),
+        (lambda: ff.Ensemble([Net(), Net()], [nn.Linear(H, C)]), "2 extractors need as many heads"),
+        (lambda: ff.Ensemble([Net(), Net()], [nn.Linear(H, C)] * 2), "same head was given twice"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), at="loss"), "at must be"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), run="fast"), "run must be"),
+        (lambda: ff.Ensemble([Net()], [nn.Linear(H, C)], ff.ParticleLayer(), at="weights"), "count=N"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), ff.ParticleLayer(count=9), at="weights"), "head for each"),
+        (
+            lambda: ff.Ensemble([nn.Linear(2, H), nn.Linear(2, H, bias=False)], nn.Linear(H, C), run="vectorised"),
+            "one architecture; member 1 differs",
+        ),
+        (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), run="vectorised"), "one architecture"),
+    ],
+)
+def test_says_what_is_wrong(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_vectorised_says_what_it_cannot_do():
+    ens = build(run="vectorised")
+    ens.extractors[1].eval()
+    with pytest.raises(ValueError, match="same train or eval mode"):
+        ens(data()[0])
+
+    class Branches(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if self.bias.sum() > 0 else x
+
+    ens = ff.Ensemble([Branches(H, H), Branches(H, H)], nn.Linear(H, C), run="vectorised")
+    with pytest.raises(ValueError, match='cannot be vectorised; use run="sequential"'):
+        ens(torch.randn(B, H))

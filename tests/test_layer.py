@@ -1,0 +1,292 @@
+"""ParticleLayer: what it hands back, when it does nothing, and that it fits into anybody's loop."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import featureflock as ff
+
+N, B, H, C = 4, 6, 5, 3
+LAW = {"prior": ff.Cauchy(0.2), "rank": 3}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def head(dtype: torch.dtype = torch.float64) -> nn.Linear:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return nn.Linear(H, C).to(dtype)
+
+
+LABELS = torch.arange(B) % C
+
+
+def mean_loss(logits: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), LABELS.repeat(len(logits)))
+
+
+def data_gradient(h: torch.Tensor, classifier: nn.Module) -> torch.Tensor:
+    """g_i: the gradient of the summed log-likelihood of each member."""
+    x = h.detach().clone().requires_grad_()
+    log_p = classifier(x).log_softmax(-1)
+    labels = LABELS.to(h.device).view(1, -1, 1).expand(len(h), -1, 1)
+    return torch.autograd.grad(log_p.gather(-1, labels).sum(), x)[0]
+
+
+def expected(h: torch.Tensor, classifier: nn.Module, **law: object) -> torch.Tensor:
+    """−v/B."""
+    g = data_gradient(h, classifier)
+    v = ff.transport(h.detach().flatten(1), g.flatten(1), **{**LAW, **law})
+    return -v.view_as(h) / B
+
+
+def test_turns_the_gradient_of_the_mean_loss_into_the_direction_of_the_paper():
+    h, classifier = draw(N, B, H).requires_grad_(), head()
+    mean_loss(classifier(ff.ParticleLayer(**LAW)(h))).backward()
+    assert_close(h.grad, expected(h, classifier))
+    # The head, behind the layer, gets the ordinary gradient.
+    plain = head()
+    mean_loss(plain(h.detach())).backward()
+    assert_close(classifier.weight.grad, plain.weight.grad)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        {"kernel": ff.RBF("official"), "subspace": "weakest"},
+        {"rank": None, "rule": ff.SteinWGD()},
+        {"rule": ff.SVGD(), "prior": ff.Normal(0.1)},
+        {"rule": ff.MAP()},
+    ],
+)
+def test_every_law_reaches_the_backward_pass(law):
+    h, classifier = draw(N, B, H).requires_grad_(), head()
+    mean_loss(classifier(ff.ParticleLayer(**{**LAW, **law})(h))).backward()
+    assert_close(h.grad, expected(h, classifier, **law))
+
+
+def test_one_member_gets_the_prior_and_no_repulsion():
+    h, classifier = draw(1, B, H).requires_grad_(), head()
+    mean_loss(classifier(ff.ParticleLayer(prior=ff.Normal(0.2), rank=1)(h))).backward()
+    assert_close(h.grad, -(data_gradient(h, classifier) - 0.2 * h.detach()) / B)
+
+
+def test_is_the_identity_unless_it_trains():
+    layer = ff.ParticleLayer()
+    h = draw(N, B, H).requires_grad_()
+    assert torch.equal(layer(h), h)
+    assert layer.eval()(h) is h
+    layer.train()
+    with torch.no_grad():
+        assert layer(h) is h
+    assert layer(h.detach()) is not None
+    plain = draw(N, B, H)
+    assert layer(plain) is plain
+    impossible = ff.ParticleLayer(rank=9).eval()  # nothing is asked of input that it does not touch
+    assert impossible(h) is h
+
+
+@pytest.mark.parametrize("scale", [1 / 4, 65536.0, torch.tensor(8.0)])
+def test_a_scaled_loss_scales_the_result(scale):
+    h, classifier = draw(N, B, H).requires_grad_(), head()
+    layer = ff.ParticleLayer(**LAW, scale=scale)
+    (mean_loss(classifier(layer(h))) * scale).backward()
+    assert_close(h.grad, expected(h, classifier) * scale)
+
+
+def test_scale_may_change_as_you_go():
+    layer, classifier = ff.ParticleLayer(**LAW), head()
+    for scale in (2.0, 1024.0):
+        layer.scale = scale
+        h = draw(N, B, H).requires_grad_()
+        (mean_loss(classifier(layer(h))) * scale).backward()
+        assert_close(h.grad, expected(h, classifier) * scale)
+
+
+def test_micro_batches_accumulate_to_the_mean_of_their_directions():
+    classifier, k = head(), 3
+    layer = ff.ParticleLayer(**LAW, scale=1 / k)
+    weight = torch.eye(H, dtype=torch.float64).requires_grad_()  # an "extractor" that all batches go through
+    batches = [draw(N, B, H) + i for i in range(k)]
+    for x in batches:
+        (mean_loss(classifier(layer(x @ weight))) / k).backward()
+    each = [torch.einsum("nbi,nbj->ij", x, expected(x, classifier)) for x in batches]
+    assert_close(weight.grad, sum(each) / k)
+
+
+def test_grad_scaler_unscales_to_the_right_update_and_skips_an_overflow():
+    classifier = head(torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    layer = ff.ParticleLayer(**LAW)
+    h = nn.Parameter(draw(N, B, H, dtype=torch.float32))
+    start = h.detach().clone()
+    optimiser = torch.optim.SGD([h], lr=1.0)
+    layer.scale = scaler.get_scale()
+    scaler.scale(mean_loss(classifier(layer(h)))).backward()
+    scaler.step(optimiser)
+    scaler.update()
+    assert_close(h.detach(), start - expected(start, classifier), rtol=1e-4, atol=1e-6)
+
+    before = h.detach().clone()
+    optimiser.zero_grad()
+    layer.scale = scaler.get_scale()
+    assert layer.scale == 2048.0
+    scaler.scale(mean_loss(classifier(layer(h))) * torch.tensor(math.inf)).backward()
+    scaler.step(optimiser)
+    scaler.update()
+    assert torch.equal(h.detach(), before)
+    assert scaler.get_scale() == 1024.0
+
+
+def test_a_gradient_that_is_not_finite_arrives_as_such():
+    h = draw(N, B, H).requires_grad_()
+    (ff.ParticleLayer(**LAW)(h).sum() * math.nan).backward()
+    assert h.grad.isnan().all()
+
+
+def test_tokens_count_as_data_with_count():
+    tokens = 2
+    h = draw(N, B // tokens, tokens, H).requires_grad_()
+    classifier = head()
+    logits = classifier(ff.ParticleLayer(**LAW, count=B)(h))
+    mean_loss(logits.flatten(1, 2)).backward()
+    flat = h.detach().flatten(1, 2)
+    assert_close(h.grad.flatten(1, 2), expected(flat, classifier))
+
+
+def test_feature_maps_channels_last_and_non_contiguous_input():
+    maps = draw(N, B, H, 2, 2)
+    variants = {
+        "contiguous": maps,
+        "channels_last": torch.stack([m.to(memory_format=torch.channels_last) for m in maps]),
+        "members last": maps.movedim(0, -1).contiguous().movedim(-1, 0),
+        "strided": torch.stack([maps, maps], dim=2)[:, :, 0],
+    }
+    layer, classifier = ff.ParticleLayer(**LAW), head()
+    grads = {}
+    for name, x in variants.items():
+        x = x.detach().requires_grad_()
+        out = layer(x)
+        assert torch.equal(out, x)
+        mean_loss(classifier(out.mean((-2, -1)))).backward()
+        grads[name] = x.grad
+    g = data_gradient(maps.mean((-2, -1)), classifier)[..., None, None].expand_as(maps) / 4
+    v = ff.transport(maps.flatten(1), g.flatten(1), **LAW).view_as(maps)
+    for grad in grads.values():
+        assert_close(grad, -v / B)
+
+
+def test_bfloat16_autocast():
+    """Under autocast the features and their gradient are rounded to bfloat16, the n × n algebra is not."""
+    x = draw(B, H, dtype=torch.float32)
+    extractors = nn.ModuleList(nn.Linear(H, H) for _ in range(N))
+    classifier, layer = head(torch.float32), ff.ParticleLayer(**LAW)
+    seen = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = torch.stack([f(x) for f in extractors])
+        h.register_hook(seen.append)
+        out = layer(h)
+        out.register_hook(seen.append)
+        loss = mean_loss(classifier(out).float())
+    loss.backward()
+    arrived, handed_on = seen
+    assert h.dtype == arrived.dtype == handed_on.dtype == torch.bfloat16
+    g = -arrived.double() * N * B
+    v = ff.transport(h.detach().double().flatten(1), g.flatten(1), **LAW)
+    assert_close(handed_on, (-v / B).view_as(h).bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_torch_compile_in_one_graph(rank):
+    classifier, layer = head(), ff.ParticleLayer(prior=ff.Cauchy(0.2), rank=rank)
+
+    def loss(h):
+        return mean_loss(classifier(layer(h)))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for scale in (1.0, 0.5):
+        layer.scale = scale
+        h, h2 = (draw(N, B, H).requires_grad_() for _ in range(2))
+        (loss(h) * scale).backward()
+        (compiled(h2) * scale).backward()
+        assert_close(h2.grad, h.grad)
+
+
+def test_torch_compile_with_inductor():
+    extractors = nn.ModuleList(nn.Linear(H, H) for _ in range(N))
+    ens = ff.Ensemble(extractors, head(torch.float32), ff.ParticleLayer(**LAW))
+    x = draw(B, H, dtype=torch.float32)
+    mean_loss(ens(x)).backward()
+    plain = [p.grad.clone() for p in ens.parameters()]
+    ens.zero_grad()
+    torch._dynamo.reset()
+    compiled = torch.compile(ens, fullgraph=True)
+    mean_loss(compiled(x)).backward()
+    for p, grad in zip(ens.parameters(), plain, strict=True):
+        assert_close(p.grad, grad)
+    compiled.eval()
+    assert_close(compiled(x), ens(x))
+
+
+def test_what_follows_may_work_in_place():
+    h, classifier = draw(N, B, H).requires_grad_(), head()
+    inplace = nn.Sequential(nn.ReLU(inplace=True), classifier)
+    mean_loss(inplace(ff.ParticleLayer(**LAW)(h))).backward()
+    assert_close(h.grad, expected(h, nn.Sequential(nn.ReLU(), classifier)))
+
+
+def test_rows_of_a_batch_interact_only_through_their_member():
+    """Members are particles, data points are not: shuffling the batch shuffles the result."""
+    h, classifier = draw(N, B, H), head()
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(0))
+    grads = []
+    for rows in (torch.arange(B), order):
+        x = h[:, rows].clone().requires_grad_()
+        F.cross_entropy(
+            classifier(ff.ParticleLayer(**LAW)(x)).flatten(0, 1), LABELS[rows].repeat(N)
+        ).backward()
+        grads.append(x.grad)
+    assert_close(grads[1], grads[0][:, order])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "words"),
+    [
+        (ff.ParticleLayer(rank=5), (4, 6, 5), "rank=5 exceeds the 4 members"),
+        (ff.ParticleLayer(), (4,), "members, batch"),
+        (ff.ParticleLayer(), (4, 0, 5), "at least one member and one data point"),
+    ],
+)
+def test_says_what_is_wrong(layer, shape, words):
+    with pytest.raises(ValueError, match=words):
+        layer(torch.zeros(shape, requires_grad=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_refuses_features_that_are_not_finite_at_once(bad):
+    h = draw(N, B, H)
+    h[2, 1, 0] = bad
+    with pytest.raises(ValueError, match="features of member 2 contain NaN or infinity"):
+        ff.ParticleLayer()(h.requires_grad_())
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"scale": 0.0}, {"scale": math.nan}])
+def test_refuses_impossible_factors(options):
+    with pytest.raises(ValueError, match="positive finite"):
+        ff.ParticleLayer(**options)
+    layer = ff.ParticleLayer()
+    vars(layer).update(options)
+    with pytest.raises(ValueError, match="positive finite"):
+        layer(draw(N, B, H).requires_grad_())
+
+
+def test_shows_its_settings():
+    assert "rank=3" in repr(ff.ParticleLayer(**LAW))
+    assert "count=9" in repr(ff.ParticleLayer(count=9))
