@@ -10,10 +10,9 @@ suffer most from whatever else runs.
                do without; `transport` computes them in float64, and the prior's score and checks besides
 
 Memory: the peak during one call beyond its two inputs of n · d · 4 bytes each. The result is another array of that
-size, and counts. Each case has a fresh process, where a small call first starts the libraries up; there allocations of
-tensors are counted, and the resident set is watched as a second opinion (measuring.py). Some megabytes are needed
-whatever the size, for slices in float64. Where the particles take less than 64 MB these dominate, so no multiple is
-given.
+size, and counts. In a fresh process, where a small call first starts the libraries up, allocations of tensors are
+counted, and the resident set is watched as a second opinion (measuring.py). Some megabytes are needed whatever the
+size, for slices in float64. Where the particles take less than 64 MB these dominate, so no multiple is given.
 
     python benchmarks/transport.py [--quick] [--json results/benchmark_transport.json]
 """
@@ -21,6 +20,7 @@ given.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +41,7 @@ LIMIT = 3.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small subset, in seconds")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each time is taken")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each time is taken")
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -53,10 +53,11 @@ def main() -> None:
 
     print(f"threads: {args.threads}; medians of {args.rounds} rounds; memory beyond the inputs\n")
     print("   n        d  particles       time  /(d/10)  /floor   allocated          resident")
-    rows = []
+    memory = in_fresh_process(_memory, [(n, d) for n in ns for d in ds])
+    rows: list[dict[str, Any]] = []
     for n in ns:
-        for row in _times(n, ds, args.rounds):
-            row |= in_fresh_process(_memory, n, row["d"])
+        for times in _times(n, ds, args.rounds):
+            row = times | memory[len(rows)]
             rows.append(row)
             ratio = "      –" if row["time_over_tenth"] is None else f"{row['time_over_tenth']:7.1f}"
             print(
@@ -73,11 +74,9 @@ def main() -> None:
 
 def _times(n: int, ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     """Times for one n and all d, taken in turns."""
-    calls: list[tuple[Callable[[], object], Callable[[], object]]] = []
-    for d in ds:
-        h, g = _arrays(n, d)
-        c = torch.randn(n, n)
-        calls.append((lambda h=h, g=g: _transport(h, g), lambda h=h, g=g, c=c: (g @ g.T, h @ g.T, c @ g)))  # type: ignore[misc]
+    arrays = [(*_arrays(n, d), torch.randn(n, n)) for d in ds]
+    calls: list[tuple[Callable[[], object], Callable[[], object]]]
+    calls = [(partial(_transport, h, g), partial(_floor, h, g, c)) for h, g, c in arrays]
     repeats = [[_repeats(call) for call in pair] for pair in calls]
     seconds = [  # [round][d] = time of transport, time of the floor
         [[_seconds(call, k) for call, k in zip(pair, ks, strict=True)] for pair, ks in zip(calls, repeats, strict=True)]
@@ -97,21 +96,25 @@ def _times(n: int, ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def _memory(n: int, d: int) -> dict[str, Any]:
-    _transport(*_arrays(n, 1000))
-    h, g = _arrays(n, d)
-    resident, allocated = peak_resident(lambda: _transport(h, g)), peak_allocated(lambda: _transport(h, g))
-    size = 4 * n * d
-    return {
-        "allocated_bytes": allocated,
-        "resident_bytes": resident,
-        "allocated_multiple": allocated / size if size >= SMALL else None,
-        "resident_multiple": resident / size if size >= SMALL and resident is not None else None,
-    }
+def _memory(cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    _transport(*_arrays(max(n for n, _ in cases), 1000))
+    rows: list[dict[str, Any]] = []
+    for n, d in cases:
+        h, g = _arrays(n, d)
+        call = partial(_transport, h, g)
+        peaks = {"resident": peak_resident(call), "allocated": peak_allocated(call)}
+        rows.append({f"{kind}_bytes": peak for kind, peak in peaks.items()})
+        for kind, peak in peaks.items():
+            rows[-1][f"{kind}_multiple"] = None if peak is None or 4 * n * d < SMALL else peak / (4 * n * d)
+    return rows
 
 
 def _transport(h: Tensor, g: Tensor) -> Tensor:
     return ff.transport(h, g, prior=PRIOR, rank=min(5, h.shape[0]))
+
+
+def _floor(h: Tensor, g: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return g @ g.T, h @ g.T, c @ g
 
 
 def _arrays(n: int, d: int) -> tuple[Tensor, Tensor]:

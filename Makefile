@@ -1,0 +1,32 @@
+# make demo   train and compare ensembles on embedded data; prints a table, writes featureflock-demo/
+# make test   linters, types and tests
+# make bench  speed and memory, as ratios measured side by side
+# Each sets itself up in .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test bench clean
+
+demo: $(READY)
+	$(BIN)/featureflock demo
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+
+bench: $(READY)
+	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf .venv featureflock-demo
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('featureflock needs Python 3.11 or newer; run make PYTHON=...')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev]"
+	touch $(READY)

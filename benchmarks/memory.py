@@ -1,0 +1,147 @@
+"""Peak memory of a training step of n members: does run="low_memory" need more than one member does?
+
+Members are residual networks with batch normalisation on 32×32 images, in batches of 64, and have a shared linear head
+behind a ParticleLayer; SGD with momentum. Every configuration has a fresh process and trains for two steps first, so
+that gradients and momenta exist. Then the peak of one more step beyond what is there before it: parameters, gradients
+(zeroed, not released), momenta and the batch do not count; activations do, and everything temporary. The resident set
+is watched in the third step and the allocations of tensors are counted in the fourth (measuring.py).
+
+    wanted     low_memory with n = 20 at most 1.5 times the peak of one member run plainly
+
+Time: both ways of running in turns on the same ensemble, and the median of the ratio of the two times in a turn. The
+backward pass that computes features again costs a second forward pass: 4/3 if a backward pass takes two forward passes.
+
+    python benchmarks/memory.py [--quick] [--json results/benchmark_memory.json]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measuring import MB, in_fresh_process, peak_allocated, peak_resident, write_json
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import featureflock as ff
+from featureflock.running import Run
+
+SEED = 0
+CLASSES = 10
+LIMIT = 1.5
+"""Peak memory wanted for n members in low memory, in peaks of one member."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    members: int = 20
+    width: int = 24
+    blocks: int = 3
+    """In each of three stages, of width, 2 width and 4 width channels."""
+    batch: int = 64
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch normalisation, and a shortcut around them."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(c_out), nn.BatchNorm2d(c_out)
+        self.shortcut = nn.Identity() if c_in == c_out else nn.Conv2d(c_in, c_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="6 members of a small network")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    setting = Setting(members=6, width=8, blocks=1) if args.quick else Setting()
+
+    print(f"{setting}\n\n   n  run         parameters etc.   allocated          resident")
+    cases: list[tuple[int, Run]] = [(n, run) for n in (1, setting.members) for run in ("sequential", "low_memory")]
+    rows: list[dict[str, Any]] = []
+    for n, run in cases:
+        row = in_fresh_process(_memory, setting, n, run)
+        rows.append(row)
+        text = f"{n:4}  {run:10} {row['kept_bytes'] / MB:14.1f} MB"
+        for kind in ("allocated", "resident"):
+            peak, one = row[f"{kind}_bytes"], rows[0][f"{kind}_bytes"]
+            row[f"{kind}_multiple"] = None if peak is None else peak / one
+            text += "   –" if peak is None else f"   {peak / MB:7.1f} MB {peak / one:5.2f}×"
+        print(text, flush=True)
+    worst = max(rows[-1][f"{kind}_multiple"] or 0.0 for kind in ("allocated", "resident"))
+    print(f"\nPeak memory of n = {setting.members} in low memory: {worst:.2f}× one member; wanted ≤ {LIMIT}×.")
+    ratio = _time_ratio(setting, args.rounds)
+    print(f"Time of a step with n = {setting.members}, low_memory over sequential: {ratio:.2f}.")
+    about = {"seeds": [SEED], "threads": torch.get_num_threads(), "rounds": args.rounds, "limit": LIMIT}
+    results = {"setting": asdict(setting), "rows": rows, "time_low_memory_over_sequential": ratio}
+    write_json(args.json, about | results)
+
+
+def _memory(setting: Setting, n: int, run: Run) -> dict[str, Any]:
+    ensemble, step = _training(setting, n, run)
+    step()
+    step()
+    kept = sum(2 * t.nbytes for t in ensemble.parameters()) + sum(t.nbytes for t in ensemble.state_dict().values())
+    return {
+        "n": n,
+        "run": run,
+        "kept_bytes": kept,  # parameters, gradients, momenta, running statistics
+        "resident_bytes": peak_resident(step),
+        "allocated_bytes": peak_allocated(step),
+    }
+
+
+def _time_ratio(setting: Setting, rounds: int) -> float:
+    ensemble, step = _training(setting, setting.members, "sequential")
+    runs: tuple[Run, Run] = "sequential", "low_memory"
+    seconds = []
+    for _ in range(rounds + 1):
+        for run in runs:
+            ensemble.run = run
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+    return median(low / plain for plain, low in zip(seconds[2::2], seconds[3::2], strict=True))  # the first warm up
+
+
+def _training(setting: Setting, n: int, run: Run) -> tuple[ff.Ensemble, Callable[[], None]]:
+    """An ensemble and a function that trains it for one step."""
+    torch.manual_seed(SEED)
+    layer = ff.ParticleLayer(rank=min(5, n))
+    head = nn.Linear(4 * setting.width, CLASSES)
+    ensemble = ff.Ensemble([_extractor(setting) for _ in range(n)], head, layer, run=run)
+    optimizer = torch.optim.SGD(ensemble.parameters(), lr=0.01, momentum=0.9)
+    x, y = torch.randn(setting.batch, 3, 32, 32), torch.randint(CLASSES, (setting.batch,))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(ensemble(x).flatten(0, 1), y.repeat(n)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return ensemble, step
+
+
+def _extractor(setting: Setting) -> nn.Module:
+    width = setting.width
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    for stage in range(3):
+        for k in range(setting.blocks):
+            down = stage > 0 and k == 0
+            layers.append(Block((width << stage) >> down, width << stage, stride=1 + down))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+if __name__ == "__main__":
+    main()
