@@ -98,7 +98,7 @@ def write_report(outcomes: list[Outcome], summary: dict[str, Any], folder: Path)
     accuracy_picture(summary).savefig(paths[1], dpi=150)
     views_picture(outcomes, summary).savefig(paths[2], dpi=150)
     paths[3].write_text(json.dumps(summary | {"runs": runs}, indent=1) + "\n")
-    body = [*map(_markdown, tables(summary)), "- " + verdict(summary).replace("\n", "\n- ")]
+    body = [*map(markdown, tables(summary)), "- " + verdict(summary).replace("\n", "\n- ")]
     pictures = ["![Accuracy of each method on each test set](accuracy.png)", "![What members look at](views.png)"]
     paths[0].write_text("\n\n".join(["# featureflock demo", *body, *pictures]) + "\n")
     return paths
@@ -159,7 +159,7 @@ def _tinted(pictures: list[NDArray[np.float32]], left_shares: NDArray[np.float64
     return grid
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
     rows = [[str(column.header) for column in table.columns]]
     rows += [list(cells) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
     cells = [[str(c).replace("[bold]", "").strip() for c in row] for row in rows]

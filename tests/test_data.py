@@ -1,0 +1,57 @@
+"""Two-view digits are what they claim to be."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from featureflock.data import two_view_digits
+
+
+def scans() -> dict[bytes, int]:
+    images, labels = load_digits(return_X_y=True)
+    return {(image / 16).astype("float32").tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+
+
+def halves(x: torch.Tensor) -> list[tuple[bytes, bytes]]:
+    return [(p[:, :8].contiguous().numpy().tobytes(), p[:, 8:].contiguous().numpy().tobytes()) for p in x]
+
+
+def test_each_picture_is_two_different_scans_of_its_digit():
+    data, label_of = two_view_digits(3), scans()
+    for x, y in ((data.x_train, data.y_train), (data.x_test["clean"], data.y_test)):
+        for (left, right), label in zip(halves(x), y.tolist(), strict=True):
+            assert label_of[left] == label_of[right] == label
+            assert left != right
+        assert torch.equal(y.bincount(), torch.full((10,), len(y) // 10))
+
+
+def test_no_scan_is_behind_training_and_test_pictures():
+    data = two_view_digits(0)
+    train, test = ({h for pair in halves(x) for h in pair} for x in (data.x_train, data.x_test["clean"]))
+    assert train.isdisjoint(test)
+
+
+def test_test_sets_differ_as_named():
+    x = two_view_digits(0).x_test
+    assert x["left blank"][:, :, :8].count_nonzero() == 0
+    assert torch.equal(x["left blank"][:, :, 8:], x["clean"][:, :, 8:])
+    assert x["right blank"][:, :, 8:].count_nonzero() == 0
+    assert torch.equal(x["right blank"][:, :, :8], x["clean"][:, :, :8])
+    assert 0.1 < (x["noise"] - x["clean"]).std() < 0.4
+    assert x["noise"].min() >= 0
+    assert x["noise"].max() <= 1
+
+
+def test_the_seed_decides():
+    a, b, c = two_view_digits(1), two_view_digits(1), two_view_digits(2)
+    assert torch.equal(a.x_train, b.x_train)
+    assert torch.equal(a.x_test["noise"], b.x_test["noise"])
+    assert not torch.equal(a.x_train, c.x_train)
+
+
+def test_sizes():
+    data = two_view_digits(0, train=50, test=20)
+    assert data.x_train.shape == (50, 8, 16)
+    assert data.x_test["clean"].shape == (20, 8, 16)
+    with pytest.raises(ValueError, match="multiples of ten"):
+        two_view_digits(0, train=55)

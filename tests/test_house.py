@@ -1,0 +1,109 @@
+"""What the README shows runs, what it says is in results/, and modules import only from those above them."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import featureflock as ff
+from featureflock.demo_report import markdown, tables, verdict
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PACKAGE = ROOT / "featureflock"
+
+
+def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    loader = [(torch.randn(16, 64), torch.randint(10, (16,))) for _ in range(3)]
+    names = {
+        "loader": loader,
+        "make_extractor": lambda: nn.Linear(64, 32),
+        "make_head": lambda: nn.Linear(32, 10),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)
+    assert names["probs"].shape == (16, 10)
+    assert torch.equal(ff.load("my-ensemble").predict(loader[2][0]), names["probs"])
+    names["loss"].backward()
+
+
+def test_the_example_runs_and_learns():
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "own_loop.py"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    accuracy = float(re.search(r"ensemble ([\d.]+) % correct", run.stdout)[1])
+    assert accuracy > 93
+
+
+def test_figures_in_the_readme_are_those_in_results():
+    summary = json.loads((ROOT / "results" / "demo.json").read_text())
+    shown = re.search(r"<!-- demo: from results/demo.json -->\n(.*?)\n<!-- end -->", README, flags=re.S)[1]
+    assert shown.strip() == "\n\n".join(map(markdown, tables(summary)))
+    assert len(verdict(summary).splitlines()) == 4
+    assert re.fullmatch(r"[0-9a-f]{40}", summary["provenance"]["commit"])
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tests_named_in_the_equations_exist():
+    text = (ROOT / "docs" / "equations.md").read_text()
+    sources = {path.stem: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    named = re.findall(r"`(test_\w+)\.(test_\w+)", text)
+    assert len(named) > 10
+    for module, test in named:
+        assert f"def {test}" in sources[module], f"{module}.{test}"
+
+
+def test_modules_import_only_from_those_above_them():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = re.search(r"a test holds that:(.*?)\.\n", contributing, flags=re.S)[1]
+    order = ["version", *re.findall(r"`(\w+)`", listed)[1:]]
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        assert parts[0] in order, f"{path.name} has no place in the list of CONTRIBUTING.md"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "featureflock":
+                inner = node.module.split(".")[1:] or [alias.name for alias in node.names]
+                for name in inner[:1] if node.module != "featureflock" else inner:
+                    assert order.index(name) <= order.index(parts[0]), f"{path.name} imports {name}"
+
+
+def test_no_module_is_longer_than_a_reader_can_hold():
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_public_names_are_documented():
+    for name in ff.__all__:
+        thing = getattr(ff, name)
+        assert isinstance(thing, str) or thing.__doc__, name
+
+
+@pytest.mark.parametrize("script", ["transport.py", "memory.py"])
+def test_benchmarks_run(script, tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "out.json").read_text())
