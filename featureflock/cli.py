@@ -1,5 +1,6 @@
 """The command line: featureflock demo."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,9 @@ def demo(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give the name of a folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written to; give another folder.")
     console = Console()
     console.print(
         f"Two-view digits: {len(METHODS)} methods × {settings.seeds} seeds, {settings.members} members, "
@@ -51,4 +55,4 @@ def main() -> None:
     except (ValueError, OSError) as error:
         sys.exit(f"featureflock: {error}")
     except KeyboardInterrupt:
-        sys.exit("featureflock: stopped; nothing was written.")
+        sys.exit("featureflock: stopped; no report was written.")

@@ -10,11 +10,12 @@ and views differ between members by the mean |left share_i − left share_j| ove
 Shapes: n members, B pictures, C classes.
 """
 
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import combinations
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from os import cpu_count
 from typing import NamedTuple
 
@@ -68,13 +69,17 @@ def compare(settings: Settings, on_progress: Callable[[int, int], None]) -> list
     """Train all methods on all seeds, with as many processes as there are cores."""
     jobs = [(name, seed) for seed in range(settings.seeds) for name in METHODS]
     with ProcessPoolExecutor(min(len(jobs), cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        # Processes inherit what is ignored: a Ctrl-C is for this one alone, which then ends the others.
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         futures = [pool.submit(run, name, seed, settings) for name, seed in jobs]
+        signal.signal(signal.SIGINT, interrupt)
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 on_progress(done, len(jobs))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
             raise
     return [future.result() for future in futures]
 

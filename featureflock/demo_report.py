@@ -92,7 +92,6 @@ def verdict(summary: dict[str, Any]) -> str:
 
 def write_report(outcomes: list[Outcome], summary: dict[str, Any], folder: Path) -> list[Path]:
     """results.json, report.md and the two pictures."""
-    folder.mkdir(parents=True, exist_ok=True)
     runs = [o._asdict() for o in outcomes]
     paths = [folder / name for name in ("report.md", "accuracy.png", "views.png", "results.json")]
     accuracy_picture(summary).savefig(paths[1], dpi=150)

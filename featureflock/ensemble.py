@@ -123,11 +123,12 @@ class Ensemble(nn.Module):
 
     def uncertainty(self, x: Any) -> Uncertainty:
         """Total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode."""
-        log_p = self._log_probs(x).double()
-        total = torch.special.entr(log_p.exp().mean(0)).sum(-1)
-        aleatoric = torch.special.entr(log_p.exp()).sum(-1).mean(0)
+        log_p = self._log_probs(x)
+        p = log_p.double().exp()  # the difference of two entropies may be far smaller than each
+        total = torch.special.entr(p.mean(0)).sum(-1)
+        aleatoric = torch.special.entr(p).sum(-1).mean(0)
         parts = total, aleatoric, (total - aleatoric).clamp_min(0)
-        return Uncertainty(*(part.float() for part in parts))
+        return Uncertainty(*(part.to(log_p.dtype) for part in parts))
 
     def _log_probs(self, x: Any) -> Tensor:
         with torch.no_grad(), _evaluating(self):

@@ -21,6 +21,7 @@ Shapes: n particles, d numbers in each, r rank of the projection, B data points.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from featureflock.rules import MAP, SVGD, WGD, Rule
 Subspace = Literal["dominant", "weakest"]
 
 
+@torch.no_grad()
 def transport(
     particles: Tensor,
     loglik_grad: Tensor,
@@ -170,7 +172,8 @@ class _Law:
     rule: Rule
 
     def check(self, n: int | None = None) -> None:
-        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1):
+        whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
+        if self.rank is not None and not (whole and self.rank >= 1):
             raise ValueError(
                 f"rank must be a whole number of directions, at least 1, or None for no projection; got {self.rank!r}."
             )

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,25 @@ def test_the_command_writes_a_report(tmp_path):
     assert "| feature-WGD |" in (tmp_path / "out" / "report.md").read_text()
     for picture in ("accuracy.png", "views.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_ends_it_with_a_sentence(tmp_path):
+    with subprocess.Popen(
+        [FLOCK, "demo"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        time.sleep(8)  # training has begun, or the processes are starting
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its processes
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.strip() == "featureflock: stopped; no report was written."
+    assert not list((tmp_path / "featureflock-demo").iterdir())
+    for _ in range(100):  # no process is left behind
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the demo left processes behind")
 
 
 @pytest.mark.parametrize(

@@ -249,9 +249,7 @@ def test_rows_of_a_batch_interact_only_through_their_member():
     grads = []
     for rows in (torch.arange(B), order):
         x = h[:, rows].clone().requires_grad_()
-        F.cross_entropy(
-            classifier(ff.ParticleLayer(**LAW)(x)).flatten(0, 1), LABELS[rows].repeat(N)
-        ).backward()
+        F.cross_entropy(classifier(ff.ParticleLayer(**LAW)(x)).flatten(0, 1), LABELS[rows].repeat(N)).backward()
         grads.append(x.grad)
     assert_close(grads[1], grads[0][:, order])
 

@@ -151,7 +151,7 @@ def test_hooks_and_classes_made_at_run_time_are_not_described(tmp_path):
     ens = trained()
     ens.extractors[0].register_forward_hook(lambda *_: None)
     ff.save(ens, tmp_path)
-    with pytest.raises(ValueError, match="extractors.0 has hooks"):
+    with pytest.raises(ValueError, match=r"extractors\.0 has hooks"):
         ff.load(tmp_path)
     ens = ff.Ensemble([nn.utils.parametrizations.weight_norm(nn.Linear(2, H))], nn.Linear(H, C))
     ff.save(ens, tmp_path)

@@ -38,9 +38,7 @@ def test_is_the_papers_direction(prior, rule, bandwidth, rank, subspace):
     h, g = draw(5, 12)
     ours, log_density = PRIORS[prior]
     v = ff.transport(h, g, prior=ours, kernel=ff.RBF(bandwidth), rank=rank, subspace=subspace, rule=RULES[rule])
-    naive = reference.transport(
-        h, g, log_density, bandwidth=bandwidth, rank=rank, subspace=subspace, rule=rule
-    )
+    naive = reference.transport(h, g, log_density, bandwidth=bandwidth, rank=rank, subspace=subspace, rule=rule)
     assert_close(v, naive, rtol=1e-10, atol=1e-10)
 
 
@@ -152,7 +150,7 @@ def test_svgd_noise_has_covariance_k_across_particles():
     torch.manual_seed(0)
     h, g = draw(4, 100_000)
     width = float((h[0] - h[1]).square().sum())
-    k = torch.exp(-torch.cdist(h, h) ** 2 / width)
+    k = torch.exp(-(torch.cdist(h, h) ** 2) / width)
     kernel = ff.RBF(width)
     still = ff.transport(h, g, prior=ff.Uniform(), kernel=kernel, rule=ff.SVGD())
     noise = ff.transport(h, g, prior=ff.Uniform(), kernel=kernel, rule=ff.SVGD(temperature=0.5)) - still
