@@ -9,7 +9,8 @@ is watched in the third step and the allocations of tensors are counted in the f
     wanted     low_memory with n = 20 at most 1.5 times the peak of one member run plainly
 
 Time: both ways of running in turns on the same ensemble, and the median of the ratio of the two times in a turn. The
-backward pass that computes features again costs a second forward pass: 4/3 if a backward pass takes two forward passes.
+backward pass that computes features again costs one more forward pass: 4/3 if a backward pass takes as long as two. One
+thread unless told otherwise, since threads that wait for each other suffer most from whatever else runs.
 
     python benchmarks/memory.py [--quick] [--json results/benchmark_memory.json]
 """
@@ -64,8 +65,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 members of a small network")
     parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
+    parser.add_argument("--threads", type=int, default=1, help="for the times")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     setting = Setting(members=6, width=8, blocks=1) if args.quick else Setting()
 
     print(f"{setting}\n\n   n  run         parameters etc.   allocated          resident")
@@ -87,7 +90,7 @@ def main() -> None:
     print(f"\nPeak memory of n = {setting.members} in low memory: {worst:.2f}× one member; wanted ≤ {LIMIT}×.")
     ratio = _time_ratio(setting, args.rounds)
     print(f"Time of a step with n = {setting.members}, low_memory over sequential: {ratio:.2f}.")
-    about = {"seeds": [SEED], "threads": torch.get_num_threads(), "rounds": args.rounds, "limit": LIMIT}
+    about = {"seeds": [SEED], "threads": args.threads, "rounds": args.rounds, "limit": LIMIT}
     results = {"setting": asdict(setting), "rows": rows, "time_low_memory_over_sequential": ratio}
     write_json(args.json, about | results)
 

@@ -42,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small subset, in seconds")
     parser.add_argument("--rounds", type=int, default=5, help="how often each time is taken")
+    parser.add_argument("--threads", type=int, default=1, help="for the times")
     parser.add_argument("--json", type=Path, help="where to write the results")
-    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     # As in any program that has used larger arrays before: glibc now keeps released memory of this size for later. At

@@ -255,7 +255,7 @@ def _interaction(xx_nn: Tensor, hx_nn: Tensor, law: _Law) -> _Interaction:
     else:
         lift = _basis(xx_nn, law.rank, law.subspace)
         coords = hx_nn @ lift
-        sq_nn = (coords[:, None] - coords[None]).square().sum(-1)
+        sq_nn = torch.cdist(coords, coords, compute_mode="donot_use_mm_for_euclid_dist").square()
     # Distances of this size are the rounding errors of particles at one place.
     sq_nn = torch.where(sq_nn > 1e-13 * sq_nn.max(), sq_nn, 0.0)
     k_nn, slope_nn = law.kernel(sq_nn)
@@ -281,15 +281,15 @@ def _basis(gg_nn: Tensor, rank: int, subspace: Subspace) -> Tensor:
 
 
 def _slices(h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Columns of H and of grad_factor · G in float64, a few megabytes at a time."""
+    """Columns of H and of grad_factor · G in float64, an eighth at a time, and less where that is much."""
     n, d = h_nd.shape
-    width = max(1, _SLICE_NUMBERS // n)
+    width = max(1, min(max(n * d // 8, _SLICE_NUMBERS // 8), _SLICE_NUMBERS) // n)
     for start in range(0, d, width):
         part = slice(start, min(start + width, d))
         yield part, h_nd[:, part].double(), g_nd[:, part].double() * grad_factor
 
 
-_SLICE_NUMBERS = 2**18
+_SLICE_NUMBERS = 2**16
 
 
 def _check_arrays(particles: Tensor, loglik_grad: Tensor) -> None:
