@@ -8,9 +8,9 @@ is watched in the third step and the allocations of tensors are counted in the f
 
     wanted     low_memory with n = 20 at most 1.5 times the peak of one member run plainly
 
-Time: both ways of running in turns on the same ensemble, and the median of the ratio of the two times in a turn. The
-backward pass that computes features again costs one more forward pass: 4/3 if a backward pass takes as long as two. One
-thread unless told otherwise, since threads that wait for each other suffer most from whatever else runs.
+Time: the two ways of running take turns on one ensemble, and the median is taken of the ratio of their times. These are
+the processor's time in one thread, so that other work on the machine disturbs them little. Computing the features again
+costs one more forward pass: 4/3 if a backward pass takes as long as two.
 
     python benchmarks/memory.py [--quick] [--json results/benchmark_memory.json]
 """
@@ -65,11 +65,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 members of a small network")
     parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
-    parser.add_argument("--threads", type=int, default=1, help="for the times")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    setting = Setting(members=6, width=8, blocks=1) if args.quick else Setting()
+    torch.set_num_threads(1)
+    setting = Setting(members=6, width=8, blocks=1, batch=16) if args.quick else Setting()
 
     print(f"{setting}\n\n   n  run         parameters etc.   allocated          resident")
     n = setting.members
@@ -90,12 +89,13 @@ def main() -> None:
     print(f"\nPeak memory of n = {setting.members} in low memory: {worst:.2f}× one member; wanted ≤ {LIMIT}×.")
     ratio = _time_ratio(setting, args.rounds)
     print(f"Time of a step with n = {setting.members}, low_memory over sequential: {ratio:.2f}.")
-    about = {"seeds": [SEED], "threads": args.threads, "rounds": args.rounds, "limit": LIMIT}
+    about = {"seeds": [SEED], "threads": 1, "rounds": args.rounds, "limit": LIMIT}
     results = {"setting": asdict(setting), "rows": rows, "time_low_memory_over_sequential": ratio}
     write_json(args.json, about | results)
 
 
 def _memory(setting: Setting, n: int, run: Run) -> dict[str, Any]:
+    torch.set_num_threads(1)
     ensemble, step = _training(setting, n, run)
     step()
     step()
@@ -116,9 +116,9 @@ def _time_ratio(setting: Setting, rounds: int) -> float:
     for _ in range(rounds + 1):
         for run in runs:
             ensemble.run = run
-            start = time.perf_counter()
+            start = time.process_time()
             step()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
     return median(low / plain for plain, low in zip(seconds[2::2], seconds[3::2], strict=True))  # the first warm up
 
 

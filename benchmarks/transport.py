@@ -1,18 +1,17 @@
 """What `featureflock.transport` costs in time and in memory, for n particles of d numbers each.
 
-Time, as two ratios. Each is the median over rounds of the ratio of two times from the same round, because a machine
-that is slower for a while then slows both. One thread unless told otherwise, since threads that wait for each other
-suffer most from whatever else runs.
+Time, as two ratios. Each is the median over rounds of the ratio of two times from the same round, and times are the
+processor's time in one thread, so that other work on the machine disturbs them little.
 
     /(d/10)    time at d over time at d/10: 10 where time is linear in d, less where a fixed cost still shows, more
-               where the arrays outgrow a cache
+               where arrays outgrow the cache and the result (32 MB and more) is fresh memory from the system each time
     /floor     time over that of the three float32 products G Gᵀ, H Gᵀ and (n × n) G alone, which Algorithm 1 cannot
                do without; `transport` computes them in float64, and the prior's score and checks besides
 
 Memory: the peak during one call beyond its two inputs of n · d · 4 bytes each. The result is another array of that
-size, and counts. In a fresh process, where a small call first starts the libraries up, allocations of tensors are
-counted, and the resident set is watched as a second opinion (measuring.py). Some megabytes are needed whatever the
-size, for slices in float64. Where the particles take less than 64 MB these dominate, so no multiple is given.
+size, and counts. Measured in a fresh process, where a small call first starts the libraries up (measuring.py): the
+allocations of tensors, and the resident set as a second opinion. Below 64 MB the latter says more about the C library
+than about `transport`, and is given in bytes only.
 
     python benchmarks/transport.py [--quick] [--json results/benchmark_transport.json]
 """
@@ -42,16 +41,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small subset, in seconds")
     parser.add_argument("--rounds", type=int, default=5, help="how often each time is taken")
-    parser.add_argument("--threads", type=int, default=1, help="for the times")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     # As in any program that has used larger arrays before: glibc now keeps released memory of this size for later. At
     # first it returns it to the system, and asking for it again then takes longer than the arithmetic on it.
     torch.empty(31 * MB, dtype=torch.uint8)
     ns, ds = ((2, 10), (10_000, 100_000)) if args.quick else ((2, 5, 10, 20, 50, 128), (10_000, 100_000, 1_000_000))
 
-    print(f"threads: {args.threads}; medians of {args.rounds} rounds; memory beyond the inputs\n")
     print("   n        d  particles       time  /(d/10)  /floor   allocated          resident")
     memory = in_fresh_process(_memory, [(n, d) for n in ns for d in ds])
     rows: list[dict[str, Any]] = []
@@ -65,10 +62,15 @@ def main() -> None:
                 f"{row['time_over_floor']:7.1f}  {_size(row, 'allocated')}  {_size(row, 'resident')}",
                 flush=True,
             )
-    multiples = [m for row in rows for m in (row["allocated_multiple"], row["resident_multiple"]) if m is not None]
-    if multiples:
-        print(f"\nPeak memory, where the particles take 64 MB or more: ≤ {max(multiples):.2f}×; wanted ≤ {LIMIT}×.")
-    about = {"seeds": [SEED], "threads": args.threads, "rounds": args.rounds, "limit": LIMIT}
+    print(f"\nPeak memory beyond the inputs, in sizes of the particles; wanted: at most {LIMIT}.")
+    for text, chosen in (
+        ("64 MB and more", [row for row in rows if row["particles_bytes"] >= SMALL]),
+        ("1 to 64 MB", [row for row in rows if MB <= row["particles_bytes"] < SMALL]),
+        ("less than 1 MB", [row for row in rows if row["particles_bytes"] < MB]),
+    ):
+        if chosen:
+            print(f"    {text:15} {max(max(r['allocated_multiple'], r['resident_multiple'] or 0) for r in chosen):.2f}")
+    about = {"seeds": [SEED], "threads": 1, "rounds": args.rounds, "limit": LIMIT}
     write_json(args.json, about | {"rows": rows})
 
 
@@ -97,16 +99,19 @@ def _times(n: int, ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
 
 
 def _memory(cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
     _transport(*_arrays(max(n for n, _ in cases), 1000))
-    rows: list[dict[str, Any]] = []
-    for n, d in cases:
-        h, g = _arrays(n, d)
-        call = partial(_transport, h, g)
-        peaks = {"resident": peak_resident(call), "allocated": peak_allocated(call)}
-        rows.append({f"{kind}_bytes": peak for kind, peak in peaks.items()})
-        for kind, peak in peaks.items():
-            rows[-1][f"{kind}_multiple"] = None if peak is None or 4 * n * d < SMALL else peak / (4 * n * d)
-    return rows
+    resident = [peak_resident(partial(_transport, *_arrays(*case))) for case in cases]
+    allocated = [peak_allocated(partial(_transport, *_arrays(*case))) for case in cases]  # the profiler leaves traces
+    return [
+        {
+            "allocated_bytes": a,
+            "allocated_multiple": a / (4 * n * d),
+            "resident_bytes": r,
+            "resident_multiple": None if r is None or 4 * n * d < SMALL else r / (4 * n * d),
+        }
+        for (n, d), r, a in zip(cases, resident, allocated, strict=True)
+    ]
 
 
 def _transport(h: Tensor, g: Tensor) -> Tensor:
@@ -129,10 +134,10 @@ def _repeats(call: Callable[[], object]) -> int:
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - start) / repeats
+    return (time.process_time() - start) / repeats
 
 
 def _size(row: dict[str, Any], kind: str) -> str:

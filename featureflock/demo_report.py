@@ -19,6 +19,7 @@ from featureflock.demo import METHODS, Outcome, Settings
 from featureflock.provenance import provenance
 
 SCORES = {"accuracy": ("accuracy, %", 1), "nll": ("NLL", 3), "disagreement": ("disagreement, %", 1)}
+PAIRED = {"accuracy": ("accuracy, %", 2), "nll": ("NLL", 3)}
 OURS, RIVALS = "feature-WGD", ("Deep Ensembles", "shared + prior")
 COLOURS = dict(zip(METHODS, ("#8a8f98", "#3b6fb6", "#d9b44a", "#e0873a", "#b3262e"), strict=True))
 
@@ -36,8 +37,7 @@ def summarise(outcomes: list[Outcome], settings: Settings) -> dict[str, Any]:
         "view_difference": {m: _mean_sd([o.view_difference for o in outcomes if o.method == m]) for m in METHODS},
         f"{OURS} minus": {
             rival: {
-                t: {s: _paired(values(OURS, t, s), values(rival, t, s)) for s in ("accuracy", "nll")}
-                for t in outcomes[0].scores
+                t: {s: _paired(values(OURS, t, s), values(rival, t, s)) for s in PAIRED} for t in outcomes[0].scores
             }
             for rival in RIVALS
         },
@@ -63,8 +63,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
                 cells = [f"{of[t][score]['mean']:.{digits}f} ± {of[t][score]['sd']:.{digits}f}" for t in tests]
                 scores.add_row(method, *cells, style="bold" if method == OURS else "")
         scores.add_section()
-    for score in ("accuracy", "nll"):
-        title, digits = SCORES[score]
+    for score, (title, digits) in PAIRED.items():
         paired.add_row(f"[bold]{title}")
         for rival, of in summary[f"{OURS} minus"].items():
             cells = [f"{of[t][score]['mean']:+.{digits}f} ± {of[t][score]['ci95']:.{digits}f}" for t in tests]
@@ -77,8 +76,8 @@ def verdict(summary: dict[str, Any]) -> str:
     """Who wins by how much, in words; a difference counts where its 95 % interval leaves out zero."""
     lines = []
     for rival, of in summary[f"{OURS} minus"].items():
-        for score, sign in (("accuracy", 1), ("nll", -1)):
-            title, digits = SCORES[score]
+        for score, (title, digits) in PAIRED.items():
+            sign = 1 if score == "accuracy" else -1
             sides: dict[str, list[str]] = {"better on": [], "worse on": [], "no clear difference on": []}
             for test, d in of.items():
                 clear = abs(d[score]["mean"]) > d[score]["ci95"]
@@ -87,6 +86,10 @@ def verdict(summary: dict[str, Any]) -> str:
                 sides[word].append(test + (f" ({d[score]['mean']:+.{digits}f})" if clear else ""))
             words = "; ".join(f"{word} {', '.join(names)}" for word, names in sides.items() if names)
             lines.append(f"{OURS} against {rival}, {title.removesuffix(', %')}: {words}.")
+    differences = [
+        f"{d['mean']:.3f} ± {d['sd']:.3f} in {m}" for m, d in summary["view_difference"].items() if m != "Single"
+    ]
+    lines.append(f"Members' views differ by {', '.join(differences)}.")
     return "\n".join(lines)
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from featureflock import kernels, priors, rules
+from featureflock.running import own_attributes
 
 _LAWS: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        *(priors.Cauchy, priors.Normal, priors.Uniform, kernels.RBF),
-        *(rules.WGD, rules.SVGD, rules.SteinWGD, rules.MAP),
-    )
+    name: value
+    for module in (priors, kernels, rules)
+    for name, value in vars(module).items()
+    if dataclasses.is_dataclass(value) and not name.startswith("_")
 }
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -31,12 +31,14 @@ _FUNCTIONS: dict[str, Any] = {
         k: getattr(torch, k) for k in ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "cos", "exp", "erf")
     },
 }
-# What every nn.Module holds besides tensors, children and attributes of its own: bookkeeping, and tables of hooks.
-_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}
 
 
 class Undescribed(Exception):
     """Why a module cannot be written as JSON: the second half of a sentence."""
+
+
+class NotImported(ValueError):
+    """A module's class is unknown to the running program."""
 
 
 class Writer:
@@ -52,16 +54,16 @@ class Writer:
         if id(module) in self._paths:
             return {"same": self._paths[id(module)]}
         self._paths[id(module)] = path
-        cls, held = type(module), vars(module)
+        cls = type(module)
         if not _is_live(cls):
             raise Undescribed(f"the class {cls.__qualname__} of {where} cannot be found again by its name")
-        if any(held[name] for name in _BOOKKEEPING if name.endswith("_hooks")):
+        if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
             raise Undescribed(f"{where} has hooks")
         dot = f"{path}." if path else ""
         return {
             "path": path,
             "class": _class_name(cls),
-            "attributes": {k: self._value(v, dot + k) for k, v in held.items() if k not in _BOOKKEEPING},
+            "attributes": {k: self._value(v, dot + k) for k, v in own_attributes(module).items()},
             "parameters": {k: self.tensor(t, dot + k) for k, t in module._parameters.items()},
             "buffers": {k: self.tensor(t, dot + k) for k, t in module._buffers.items()},
             "transient": sorted(module._non_persistent_buffers_set),
@@ -91,7 +93,7 @@ class Writer:
         if kind is torch.dtype:
             return ["dtype", str(value)]
         if isinstance(value, Tensor):
-            return ["tensor", self.tensor(value, path)]
+            return ["parameter" if isinstance(value, nn.Parameter) else "tensor", self.tensor(value, path)]
         if _LAWS.get(kind.__name__) is kind:
             return ["law", kind.__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}]
         if isinstance(value, type) and issubclass(value, nn.Module) and _is_live(value):
@@ -103,7 +105,7 @@ class Writer:
 
 
 class Reader:
-    """Makes modules from what `Writer` described. KeyError and TypeError mean that the description was altered."""
+    """Makes modules from what `Writer` described. Any error but `NotImported` means that the text was altered."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -119,8 +121,8 @@ class Reader:
         nn.Module.__init__(module)
         self._modules[text["path"]] = module
         for name, value in text["attributes"].items():
-            if name in _BOOKKEEPING:
-                raise KeyError(name)
+            if name in vars(module) and name != "training":
+                raise KeyError(name)  # PyTorch's own tables of tensors, children and hooks
             vars(module)[name] = self._value(value)
         for name, key in text["parameters"].items():
             module.register_parameter(name, None if key is None else self._parameter(key))
@@ -129,6 +131,8 @@ class Reader:
             module.register_buffer(name, buffer, persistent=name not in text["transient"])
         for name, child in text["children"].items():
             module.add_module(name, None if child is None else self.module(child))
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
         return module
 
     def _value(self, value: Any) -> Any:
@@ -145,6 +149,8 @@ class Reader:
             return _DTYPES[content]
         if tag == "tensor":
             return self._tensors[content]
+        if tag == "parameter":
+            return self._parameter(content)
         if tag == "law":
             return _LAWS[content](**fields[0])
         if tag == "class":
@@ -161,7 +167,7 @@ class Reader:
 
     def _class(self, name: str) -> type[nn.Module]:
         if name not in self._classes:
-            raise ValueError(
+            raise NotImported(
                 f"The ensemble has modules of class {name}, which this program has not imported; import it and load "
                 "again, or build the ensemble with your code and call load(folder, into=ensemble)."
             )

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from featureflock.particles import ParticleLayer
 from featureflock.running import Run, State, check_alike, run_modules
@@ -38,7 +39,8 @@ class Ensemble(nn.Module):
     Args:
         extractors: the members' feature extractors; any modules.
         head: one module for all members, or a sequence (a ModuleList too) of one for each. A shared head may be any
-            part of a network, down to an early block: it sees the rows of all members at once, as one batch of n·B.
+            part of a network, down to an early block. Where it has BatchNorm in training, it sees the rows of all
+            members at once, as one batch of n·B, so that it learns from the mixture that it will be used on.
         layer: the particle layer, or None.
         at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
             that are trained (weight-WGD; give the layer `count`, the size of the data set).
@@ -47,6 +49,7 @@ class Ensemble(nn.Module):
             "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
             "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
                            computes them again, with the same dropout masks and the running statistics left alone.
+                           A shared head with BatchNorm is the exception: it keeps its own for all.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class Ensemble(nn.Module):
             raise ValueError(
                 f"{len(extractors)} extractors need as many heads, or one module for all; got {len(heads)} heads."
             )
+        if layer is not None and not isinstance(layer, ParticleLayer):
+            raise ValueError(f"layer must be a ParticleLayer, such as ParticleLayer(rank=5), or None; got {layer!r}.")
         if at not in ("features", "logits", "weights"):
             raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
         if at == "weights" and layer is not None and layer.count is None:
@@ -110,7 +115,7 @@ class Ensemble(nn.Module):
         if isinstance(self.head, nn.ModuleList):
             logits = _stack(run_modules(list(self.head), head_states, features, self.run), "logits")
         else:
-            logits = self.head(_stack(features, "features").flatten(0, 1)).unflatten(0, (len(self), -1))
+            logits = self._shared_head(_stack(features, "features"))
         return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
 
     def features(self, x: Any) -> Tensor:
@@ -130,6 +135,13 @@ class Ensemble(nn.Module):
         parts = total, aleatoric, (total - aleatoric).clamp_min(0)
         return Uncertainty(*(part.to(log_p.dtype) for part in parts))
 
+    def _shared_head(self, features: Tensor) -> Tensor:
+        joint = any(isinstance(m, _BatchNorm) and m.training for m in self.head.modules())
+        if joint or self.run == "vectorised":
+            logits: Tensor = self.head(features.flatten(0, 1)).unflatten(0, (len(self), -1))
+            return logits
+        return _stack(run_modules([self.head] * len(self), None, features, self.run), "logits")
+
     def _log_probs(self, x: Any) -> Tensor:
         with torch.no_grad(), _evaluating(self):
             logits: Tensor = self(x)
@@ -145,6 +157,8 @@ class Ensemble(nn.Module):
             {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
             for pair in zip(self.extractors, self.head, strict=True)
         ]
+        if not members[0]:
+            return None, None
         vectors = [torch.cat([p.flatten() for p in member.values()]) for member in members]
         if any(v.shape != vectors[0].shape for v in vectors):
             sizes = ", ".join(str(v.numel()) for v in vectors)

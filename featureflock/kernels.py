@@ -13,6 +13,7 @@ Shapes: n particles.
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, Protocol
 
 import torch
@@ -32,16 +33,18 @@ class RBF:
     bandwidth: Literal["median", "official"] | float = "median"
 
     def __post_init__(self) -> None:
-        named = self.bandwidth in ("median", "official")
-        if not named and (isinstance(self.bandwidth, str) or not 0 < self.bandwidth < math.inf):
+        ell = self.bandwidth
+        number = isinstance(ell, Real) and not isinstance(ell, bool) and 0 < ell < math.inf
+        if not number and ell not in ("median", "official"):
             raise ValueError(
                 f'RBF needs bandwidth="median", "official" or a positive finite number; got {self.bandwidth!r}.'
             )
 
     def __call__(self, sq_nn: Tensor) -> tuple[Tensor, Tensor]:
         width = self._width(sq_nn)
-        # ℓ → 0 is a limit, not a division: particles at one place see each other fully, all others not at all.
-        positive = width > 0
+        # ℓ → 0 is a limit, not a division: particles at one place see each other fully, all others not at all. So is
+        # what would overflow.
+        positive = width > 1e-300
         safe = torch.where(positive, width, 1.0)
         k_nn = torch.where(positive, torch.exp(-sq_nn / safe), (sq_nn == 0).to(sq_nn.dtype))
         slope_nn = torch.where(positive, -k_nn / safe, 0.0)

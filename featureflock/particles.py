@@ -11,9 +11,10 @@ matrix G Gᵀ give Ψ_r = Gᵀ M with M = U_r Λ_r^{−1/2}, so z = (H Gᵀ) M n
 linear in z, Σ_j ∇_{z_i} k_ij = (L z)_i with L = diag(W 1) − W and W_ij = 2 ∂k_ij/∂‖z_i − z_j‖². Hence with the rule's
 A and Q, for one n × n matrix C:
 
-    v = A (G + s(H)) − C X        C = Q L z Mᵀ, X = G          or without projection C = Q L, X = H − h_1
+    v = A (G + s(H)) − C X        C = Q L z Mᵀ, X = G          or without projection C = Q L, X = H − h_0
 
-Two passes over d, in slices; the n × n algebra in float64 whatever the dtype of the particles.
+Here h_0 is any point, since only differences of particles matter. Two passes over d, in slices; the n × n algebra in
+float64 whatever the dtype of the particles.
 
 Shapes: n particles, d numbers in each, r rank of the projection, B data points.
 """
@@ -21,7 +22,7 @@ Shapes: n particles, d numbers in each, r rank of the projection, B data points.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -121,7 +122,8 @@ class ParticleLayer(nn.Module):
         if not torch.compiler.is_compiling():
             _refuse_non_finite(features, "features")
         count = features.shape[1] if self.count is None else self.count
-        out: Tensor = _Transport.apply(features, law, count, self.scale)  # type: ignore[no-untyped-call]
+        scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
+        out: Tensor = _Transport.apply(features, law, count, scale)  # type: ignore[no-untyped-call]
         return out
 
     def extra_repr(self) -> str:
@@ -133,17 +135,22 @@ class ParticleLayer(nn.Module):
 
     def _check_factors(self) -> None:
         for name, value in (("count", self.count), ("scale", self.scale)):
-            if isinstance(value, int | float) and not 0 < value < math.inf:
-                raise ValueError(f"ParticleLayer needs a positive finite {name}; got {value}.")
+            if value is None or isinstance(value, Tensor):
+                continue
+            if not isinstance(value, Real) or not 0 < value < math.inf:
+                raise ValueError(f"ParticleLayer needs a positive finite {name}; got {value!r}.")
 
 
 class _Transport(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, law: "_Law", count: int, scale: float | Tensor) -> Tensor:
-        ctx.save_for_backward(features)
-        ctx.law, ctx.count, ctx.scale = law, count, scale
+    def forward(features: Tensor, law: "_Law", count: int, scale: float | Tensor) -> Tensor:
         # A copy, so that what comes behind may work in place (a ReLU, say) while the backward pass needs the features.
         return features.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        features, ctx.law, ctx.count, ctx.scale = inputs
+        ctx.save_for_backward(features)
 
     @staticmethod
     @once_differentiable
@@ -182,6 +189,12 @@ class _Law:
                 f"rank={self.rank} exceeds the {n} member{'s' * (n > 1)}, whose gradients span at most {n} direction"
                 f"{'s' * (n > 1)}; use rank ≤ {n}, or None for no projection."
             )
+        if not callable(getattr(self.prior, "score", None)):
+            raise ValueError(f"prior must be an object with a score, such as Cauchy(1e-3); got {self.prior!r}.")
+        if not callable(self.kernel):
+            raise ValueError(f"kernel must map squared distances to values and slopes, as RBF(); got {self.kernel!r}.")
+        if not callable(getattr(self.rule, "weights", None)):
+            raise ValueError(f"rule must be an update rule such as WGD(); got {self.rule!r}.")
         if self.subspace not in ("dominant", "weakest"):
             raise ValueError(f'subspace must be "dominant" or "weakest"; got {self.subspace!r}.')
         if isinstance(self.rule, SVGD) and self.rule.temperature > 0 and self.kernel == RBF("official"):
@@ -215,7 +228,7 @@ def _ascent(
         s = g + law.prior.score(h)
         if act is not None:
             s = s if act.drive_nn is None else act.drive_nn @ s
-            s = torch.addmm(s, act.push_nn, g if projected else h - h[:1], alpha=-1)
+            s = torch.addmm(s, act.push_nn, g if projected else _centred(h), alpha=-1)
         if law.rule.temperature > 0:
             noise = torch.randn_like(h)
             noise = noise if act is None or act.noise_nn is None else act.noise_nn @ noise
@@ -227,17 +240,14 @@ def _ascent(
 def _grams(
     h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor, projected: bool, alone: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """X Xᵀ, (H − h_1) Xᵀ and whether all is finite; X = G, or without projection H − h_1.
-
-    Only differences of particles matter. Taken from the first, they are exactly zero for identical particles.
-    """
+    """X Xᵀ, (H − h_0) Xᵀ and whether all is finite; X = G, or without projection H − h_0."""
     n = h_nd.shape[0]
     xx_nn = torch.zeros(n, n, dtype=torch.float64, device=h_nd.device)
     hx_nn, total = xx_nn.clone(), xx_nn.new_zeros(())
     for _, h, g in _slices(h_nd, g_nd, grad_factor):
         total = total + h.sum() + g.sum()
         if not alone:
-            h = h - h[:1]
+            h = _centred(h)
             x = g if projected else h
             xx_nn = torch.addmm(xx_nn, x, x.T)
             hx_nn = torch.addmm(hx_nn, h, x.T) if projected else xx_nn
@@ -246,18 +256,30 @@ def _grams(
     return torch.where(finite, xx_nn, 0.0), torch.where(finite, hx_nn, 0.0), finite
 
 
+def _centred(h: Tensor) -> Tensor:
+    """H − h_0 with h_0 the middle one of three members, number by number.
+
+    This removes the large part that positive features have in common, even if one of the three is an outlier, and is
+    exactly zero for identical members. A mean would be neither.
+    """
+    n = h.shape[0]
+    a, b, c = h[0], h[n // 2], h[n - 1]
+    return h - torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
+
+
 def _interaction(xx_nn: Tensor, hx_nn: Tensor, law: _Law) -> _Interaction:
     """A, C and F from the two n × n matrices."""
     if law.rank is None:
-        norms = xx_nn.diagonal()
-        sq_nn = (norms[:, None] + norms[None] - 2 * xx_nn).clamp_min(0)
+        norms_n = xx_nn.diagonal()
+        sq_nn = norms_n[:, None] + norms_n[None] - 2 * xx_nn
         coords = lift = None
     else:
         lift = _basis(xx_nn, law.rank, law.subspace)
         coords = hx_nn @ lift
+        norms_n = coords.square().sum(1)
         sq_nn = torch.cdist(coords, coords, compute_mode="donot_use_mm_for_euclid_dist").square()
     # Distances of this size are the rounding errors of particles at one place.
-    sq_nn = torch.where(sq_nn > 1e-13 * sq_nn.max(), sq_nn, 0.0)
+    sq_nn = torch.where(sq_nn > 1e-13 * (norms_n[:, None] + norms_n[None]), sq_nn, 0.0)
     k_nn, slope_nn = law.kernel(sq_nn)
     w_nn = torch.where(sq_nn > 0, 2 * slope_nn, 0.0)
     drive, density, noise = law.rule.weights(k_nn)
@@ -293,6 +315,10 @@ _SLICE_NUMBERS = 2**16
 
 
 def _check_arrays(particles: Tensor, loglik_grad: Tensor) -> None:
+    if not (isinstance(particles, Tensor) and isinstance(loglik_grad, Tensor)):
+        raise TypeError(
+            f"transport takes two tensors; got {type(particles).__name__} and {type(loglik_grad).__name__}."
+        )
     if particles.ndim != 2 or particles.numel() == 0:
         raise ValueError(
             "transport needs particles (n, d) with at least one particle and one number in each; "

@@ -12,6 +12,7 @@ evaluated on slices of the features.
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 import torch
@@ -59,7 +60,7 @@ class Uniform:
 
 
 def _check_precision(prior: Cauchy | Normal) -> None:
-    if not 0 <= prior.precision < math.inf:
+    if not isinstance(prior.precision, Real) or not 0 <= prior.precision < math.inf:
         raise ValueError(
-            f"{type(prior).__name__} needs a finite precision 1/σ² of at least 0, such as 1e-3; got {prior.precision}."
+            f"{type(prior).__name__} needs a finite precision 1/σ² of at least 0, like 1e-3; got {prior.precision!r}."
         )

@@ -17,6 +17,7 @@ Shapes: n particles.
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple, Protocol
 
 import torch
@@ -49,14 +50,15 @@ class _Langevin:
     temperature: float = 0.0
     """T of the Langevin noise √(2T/α) F ξ; 0 for none."""
     step_size: float = 1.0
-    """α of the Langevin noise: the optimiser's step size."""
+    """α of the Langevin noise: what v is multiplied by in an update. For a ParticleLayer, which hands on v/B, that is
+    the learning rate over B; with `count`, over that."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"{name} needs a finite temperature of at least 0; got {self.temperature}.")
-        if not 0 < self.step_size < math.inf:
-            raise ValueError(f"{name} needs a positive finite step_size; got {self.step_size}.")
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"{name} needs a finite temperature of at least 0; got {self.temperature!r}.")
+        if not isinstance(self.step_size, Real) or not 0 < self.step_size < math.inf:
+            raise ValueError(f"{name} needs a positive finite step_size; got {self.step_size!r}.")
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class SteinWGD(_Langevin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.eta < math.inf:
-            raise ValueError(f"SteinWGD needs a positive finite ridge eta, such as 0.01; got {self.eta}.")
+        if not isinstance(self.eta, Real) or not 0 < self.eta < math.inf:
+            raise ValueError(f"SteinWGD needs a positive finite ridge eta, such as 0.01; got {self.eta!r}.")
 
     def weights(self, k_nn: Tensor) -> Weights:
         return Weights(drive=None, density=torch.linalg.inv(k_nn + self.eta * _eye(k_nn)))

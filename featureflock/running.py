@@ -9,10 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 Run = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
+
+# What every nn.Module holds besides attributes of its own: tensors, children, hooks; and what an RNN derives from them.
+_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {"_flat_weights", "_flat_weight_refs"}
 
 
 def run_modules(
@@ -29,15 +33,48 @@ def run_modules(
     return [call(module, state, x) for module, state, x in zip(modules, states, inputs, strict=True)]
 
 
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module's class has put on it, without tensors and children that PyTorch knows of."""
+    return {name: value for name, value in vars(module).items() if name not in _BOOKKEEPING}
+
+
 def check_alike(modules: Sequence[nn.Module]) -> None:
-    """Refuse modules that cannot be stacked."""
-    shapes = [{k: (t.shape, t.dtype) for k, t in [*m.named_parameters(), *m.named_buffers()]} for m in modules]
+    """Refuse modules that cannot be stacked: they differ in more than the values of their tensors, or share some."""
+    template = list(modules[0].named_modules())
+    seen: dict[int, int] = {}
     for i, module in enumerate(modules):
-        if shapes[i] != shapes[0] or repr(module) != repr(modules[0]):
+        parts = list(module.named_modules())
+        alike = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
+        if not alike or not all(_alike(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
             raise ValueError(
-                f'run="vectorised" needs members of one architecture; member {i} differs from member 0. '
+                f'run="vectorised" needs members of one architecture and settings; member {i} differs from member 0. '
                 'Use run="sequential".'
             )
+        for tensor in (*module.parameters(), *module.buffers()):
+            if seen.setdefault(id(tensor), i) != i:
+                raise ValueError(
+                    f'run="vectorised" needs members that share no weights or buffers; members {seen[id(tensor)]} and '
+                    f'{i} do. Use run="sequential".'
+                )
+
+
+def _alike(a: nn.Module, b: nn.Module) -> bool:
+    def shapes(m: nn.Module) -> dict[str, Any]:
+        tensors = m._parameters | m._buffers
+        return {name: None if t is None else (t.shape, t.dtype) for name, t in tensors.items()}
+
+    ours, theirs = own_attributes(a), own_attributes(b)
+    if shapes(a) != shapes(b) or ours.keys() != theirs.keys():
+        return False
+    return all(_equal(ours[name], theirs[name]) for name in ours if name != "training")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    if callable(a) and callable(b):  # a lambda is another object in each module
+        return bool(getattr(a, "__code__", a) == getattr(b, "__code__", b))
+    return bool(a == b)
 
 
 def _plain(module: nn.Module, state: State, x: Any) -> Tensor:
@@ -73,6 +110,10 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
         raise ValueError('run="vectorised" needs all members in the same train or eval mode; use run="sequential".')
     weights = _stacked([dict(m.named_parameters()) | s for m, s in zip(modules, states, strict=True)])
     buffers = _stacked([dict(m.named_buffers()) for m in modules])
+    dims: dict[str, int | None] = dict.fromkeys(buffers, 0)
+    for name in _counters(template):
+        if bool((buffers[name] == buffers[name][0]).all()):
+            buffers[name], dims[name] = buffers[name][0].clone(), None
     one_input = not isinstance(inputs, Tensor) and all(x is inputs[0] for x in inputs)
     x = inputs if isinstance(inputs, Tensor) else inputs[0] if one_input else torch.stack(list(inputs))
 
@@ -81,18 +122,28 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
         out = functional_call(template, state, (x,))
         return out, {name: state[name] for name in buffers}  # functional_call put what changed into `state`
 
-    run = vmap(call, in_dims=(0, 0, None if one_input else 0), randomness="different")
+    in_dims, out_dims = (0, dims, None if one_input else 0), (0, dims)
+    run = vmap(call, in_dims=in_dims, out_dims=out_dims, randomness="different")  # type: ignore[arg-type]
     try:
         out, buffers = run(weights, buffers, x)
     except RuntimeError as error:
-        if "vmap" not in str(error):
+        if not any(word in str(error) for word in ("vmap", "atching rule", "functorch")):
             raise
         raise ValueError(f'This module cannot be vectorised; use run="sequential". torch.func says: {error}') from error
     with torch.no_grad():
         for i, module in enumerate(modules):
             for name, b in module.named_buffers():
-                b.copy_(buffers[name][i])
+                b.copy_(buffers[name] if dims[name] is None else buffers[name][i])
     return out
+
+
+def _counters(module: nn.Module) -> list[str]:
+    """Buffers that BatchNorm(momentum=None) turns into a Python number, which cannot be one of many."""
+    return [
+        f"{name}.num_batches_tracked".removeprefix(".")
+        for name, m in module.named_modules()
+        if isinstance(m, _BatchNorm) and m.momentum is None and m.num_batches_tracked is not None
+    ]
 
 
 def _stacked(states: Sequence[State]) -> State:

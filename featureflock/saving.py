@@ -8,6 +8,10 @@ ensemble that was there before.
 import hashlib
 import json
 import os
+import re
+import time
+import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +20,36 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from featureflock.describing import Reader, Undescribed, Writer
+from featureflock.describing import NotImported, Reader, Undescribed, Writer
 from featureflock.ensemble import Ensemble
 
 _FORMAT = "featureflock ensemble"
 _VERSION = 1
 _INDEX = "ensemble.json"
+_WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
 def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     """Write an ensemble to a folder, atomically: safetensors for the weights, JSON for the rest.
 
-    An ensemble that JSON cannot describe (a lambda as an attribute of a module, a hook) is saved all the same; to load
-    it, build it with your code and pass it to `load` as `into`.
+    An ensemble that JSON cannot describe (a lambda as an attribute of a module, a hook) is saved all the same, with a
+    warning; to load it, build it with your code and pass it to `load` as `into`.
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"save takes an Ensemble; got {type(ens).__name__}.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give the name of a folder to save the ensemble in.")
-    for name, tensor in _named_tensors(ens).items():
-        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            raise ValueError(f"{name} has no values yet; run the ensemble once on data before you save it.")
     writer, modules, undescribed = Writer(), None, None
     try:
         modules = writer.module(ens)
     except Undescribed as reason:
         writer, undescribed = Writer(), str(reason)
     state = {name: writer.tensor(tensor, name) for name, tensor in _named_tensors(ens).items()}
+    for name, tensor in writer.tensors.items():
+        _check_savable(name, tensor)
+    if undescribed is not None:
+        warnings.warn(f"Saving weights only, because {undescribed}; load them with load(folder, into=…).", stacklevel=2)
 
     data = safetensors.torch.save({key: t.detach().cpu().contiguous().clone() for key, t in writer.tensors.items()})
     digest = hashlib.sha256(data).hexdigest()
@@ -55,17 +61,14 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
         "modules": modules,
         "undescribed": undescribed,
         "state": state,
-        "tensors": {
-            key: {"stride": None if t.is_contiguous() else list(t.stride()), "requires_grad": t.requires_grad}
-            for key, t in writer.tensors.items()
-        },
+        "tensors": {key: {"stride": _stride(t), "requires_grad": t.requires_grad} for key, t in writer.tensors.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
+    before = _weights_named_in(folder)
     _write(folder / weights, data)
-    _write(folder / _INDEX, (json.dumps(index, indent=1) + "\n").encode())
-    for leftover in (*folder.glob("weights-*.safetensors"), *folder.glob(".*.partial")):
-        if leftover.name != weights:
-            leftover.unlink()
+    _write(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
+    if before is not None and before != weights:
+        (folder / before).unlink(missing_ok=True)
 
 
 def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemble:
@@ -86,7 +89,9 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
         )
     try:
         ens = Reader(tensors).module(index["modules"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except NotImported:
+        raise
+    except Exception as error:
         raise ValueError(f"{folder / _INDEX} does not describe an ensemble: it was altered after saving.") from error
     if not isinstance(ens, Ensemble):
         raise ValueError(f"{folder / _INDEX} describes a {type(ens).__name__}, not an ensemble.")
@@ -97,11 +102,41 @@ def _named_tensors(ens: Ensemble) -> dict[str, Tensor]:
     return dict(ens.named_parameters(remove_duplicate=False)) | dict(ens.named_buffers(remove_duplicate=False))
 
 
+def _check_savable(name: str, tensor: Tensor) -> None:
+    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+        raise ValueError(f"{name} has no values yet; run the ensemble once on data before you save it.")
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise ValueError(f"{name} is sparse, quantised or without data, which safetensors cannot hold.")
+
+
+def _stride(tensor: Tensor) -> list[int] | None:
+    """The memory layout of a tensor that is dense but not in the usual order, such as channels_last; else None."""
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return list(tensor.stride()) if tensor.stride() != usual and extent == tensor.numel() else None
+
+
+def _digest(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+
+
+def _weights_named_in(folder: Path) -> str | None:
+    """The weights file of the ensemble that is there already."""
+    try:
+        name = json.loads((folder / _INDEX).read_bytes())["weights"]["file"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return name if isinstance(name, str) and _WEIGHTS.fullmatch(name) else None
+
+
 def _write(path: Path, data: bytes) -> None:
     """All of it or nothing, also when the machine stops in between."""
-    partial = path.with_name(f".{path.name}.partial")
+    for stale in path.parent.glob(".featureflock-*.partial"):
+        if time.time() - stale.stat().st_mtime > 3600:  # of a save that was killed
+            stale.unlink(missing_ok=True)
+    partial = path.with_name(f".featureflock-{uuid.uuid4().hex}.partial")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -116,30 +151,40 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     path = folder / _INDEX
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no saved ensemble: there is no {_INDEX} in it.")
+    text = path.read_bytes()
     try:
-        index = json.loads(path.read_bytes())
-    except ValueError as error:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no readable JSON; it is truncated or another program's file.") from error
     if not isinstance(index, dict) or index.get("format") != _FORMAT:
         raise ValueError(f"{path} was not written by featureflock.save.")
     if index.get("version") != _VERSION:
         raise ValueError(f"{path} has format {index.get('version')}; this version of featureflock reads {_VERSION}.")
+    altered = f"{path} was altered after saving: it has not the content that its digest stands for."
+    if index.pop("sha256", None) != _digest(index):
+        raise ValueError(altered)
     try:
-        name, size, digest = (index["weights"][key] for key in ("file", "bytes", "sha256"))
-        weights = folder / Path(name).name
-        data = weights.read_bytes() if weights.is_file() else b""
-        if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError(f"{weights} is missing, truncated or altered: it has not the digest that {path} gives.")
+        name, digest = index["weights"]["file"], index["weights"]["sha256"]
+        if not _WEIGHTS.fullmatch(name):
+            raise ValueError(altered)
+        try:
+            data = (folder / name).read_bytes()
+        except FileNotFoundError:
+            if path.read_bytes() != text:  # saved anew just now
+                return _read(folder)
+            data = b""
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"{folder / name} is missing, truncated or altered: {_INDEX} gives another digest.")
         tensors = {
             key: _laid_out(tensor, index["tensors"][key]["stride"], index["tensors"][key]["requires_grad"])
             for key, tensor in safetensors.torch.load(data).items()
         }
         if not {*index["state"].values()} <= {*tensors} or not {"modules", "undescribed"} <= {*index}:
-            raise KeyError("state")
+            raise ValueError(altered)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is not a safetensors file.") from error
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{path} lacks what featureflock.save writes: it was altered after saving.") from error
+        raise ValueError(f"{folder / name} is not a safetensors file.") from error
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(altered) from error
     return index, tensors
 
 

@@ -50,8 +50,8 @@ def outcomes(gain: float, noise: float) -> list[Outcome]:
 @pytest.mark.parametrize(
     ("gain", "noise", "words"),
     [
-        (2.0, 0.1, "feature-WGD against Deep Ensembles, accuracy: better on clean (+2.0)."),
-        (-2.0, 0.1, "feature-WGD against Deep Ensembles, accuracy: worse on clean (-2.0)."),
+        (2.0, 0.1, "feature-WGD against Deep Ensembles, accuracy: better on clean (+2.00)."),
+        (-2.0, 0.1, "feature-WGD against Deep Ensembles, accuracy: worse on clean (-2.00)."),
         (0.5, 3.0, "feature-WGD against Deep Ensembles, accuracy: no clear difference on clean."),
         (2.0, 0.1, "feature-WGD against Deep Ensembles, NLL: better on clean (-0.020)."),
     ],

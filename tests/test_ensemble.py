@@ -166,10 +166,44 @@ def test_running_statistics_belong_to_each_member():
     assert not torch.allclose(ens.extractors[0].norm.running_mean, ens.extractors[1].norm.running_mean)
 
 
+def test_a_cumulative_average_of_statistics_is_right_for_each_member():
+    """BatchNorm(momentum=None) turns a buffer into a Python number."""
+    results = []
+    for run in RUNS:
+        torch.manual_seed(0)
+        members = [nn.Sequential(nn.Linear(2, H), nn.BatchNorm1d(H, momentum=None)) for _ in range(N)]
+        ens = ff.Ensemble(members, nn.Linear(H, C), run=run)
+        for seed in range(3):
+            x = torch.randn(B, 2, generator=torch.Generator().manual_seed(seed))
+            ens(x)
+        results.append([m[1].running_var for m in members] + [m[1].num_batches_tracked for m in members])
+    for other in results[1:]:
+        assert_close(other, results[0])
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_deep_shared_head_runs_all_three_ways(batch_norm):
+    """With BatchNorm it sees all members as one batch, and its statistics move once."""
+    results = []
+    for run in RUNS:
+        torch.manual_seed(0)
+        tail = [nn.Linear(H, 8), nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8), nn.ReLU(inplace=True)]
+        ens = ff.Ensemble([Net() for _ in range(N)], nn.Sequential(*tail, nn.Linear(8, C)), ff.ParticleLayer(), run=run)
+        step(ens)
+        results.append([p.grad for p in ens.parameters()] + list(ens.buffers()))
+        if batch_norm:
+            assert int(ens.head[1].num_batches_tracked) == 1
+            rows = ens.head[0](torch.stack([copy.deepcopy(f)(data()[0]) for f in ens.extractors]).flatten(0, 1))
+            assert_close(ens.head[1].running_mean, 0.1 * rows.mean(0), rtol=1e-4, atol=1e-5)
+    for other in results[1:]:
+        assert_close(other, results[0], rtol=1e-3, atol=1e-5)
+
+
 def test_low_memory_draws_the_same_dropout_masks():
     grads, buffers = [], []
     for run in ("sequential", "low_memory"):
         ens = build(dropout=0.5, run=run)
+        ens.head = nn.Sequential(nn.Dropout(0.5), ens.head, nn.Dropout(0.5))
         torch.manual_seed(5)
         step(ens)
         after = torch.rand(1)
@@ -227,12 +261,30 @@ def test_weights_move_by_the_scaled_direction():
 
 
 def test_frozen_weights_are_no_particles():
-    ens = build("weights")
+    ens = build("weights").requires_grad_(False)
+    assert ens(data()[0]).shape == (N, B, C)
+    ens.requires_grad_(True)
     for member in ens.extractors:
         member.conv.requires_grad_(False)
     step(ens)
     assert ens.extractors[0].conv.weight.grad is None
     assert ens.extractors[0].out.weight.grad is not None
+
+
+class Scaled(nn.Linear):
+    """Differs from its like in a plain attribute, which the representation does not show."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(H, H)
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * super().forward(x)
+
+
+def share_a_norm() -> list[nn.Module]:
+    norm = nn.BatchNorm1d(H)
+    return [nn.Sequential(nn.Linear(H, H), norm) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -248,9 +300,12 @@ def test_frozen_weights_are_no_particles():
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), ff.ParticleLayer(count=9), at="weights"), "head for each"),
         (
             lambda: ff.Ensemble([nn.Linear(2, H), nn.Linear(2, H, bias=False)], nn.Linear(H, C), run="vectorised"),
-            "one architecture; member 1 differs",
+            "one architecture and settings; member 1 differs",
         ),
         (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), run="vectorised"), "one architecture"),
+        (lambda: ff.Ensemble([Scaled(1.0), Scaled(5.0)], nn.Linear(H, C), run="vectorised"), "member 1 differs"),
+        (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), run="vectorised"), "members 0 and 1 do"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer), "must be a ParticleLayer"),
     ],
 )
 def test_says_what_is_wrong(make, words):
@@ -269,5 +324,8 @@ def test_vectorised_says_what_it_cannot_do():
             return super().forward(x) if self.bias.sum() > 0 else x
 
     ens = ff.Ensemble([Branches(H, H), Branches(H, H)], nn.Linear(H, C), run="vectorised")
+    with pytest.raises(ValueError, match='cannot be vectorised; use run="sequential"'):
+        ens(torch.randn(B, H))
+    ens = ff.Ensemble([nn.Sequential(nn.GRU(H, H)) for _ in range(2)], nn.Linear(H, C), run="vectorised")
     with pytest.raises(ValueError, match='cannot be vectorised; use run="sequential"'):
         ens(torch.randn(B, H))

@@ -55,7 +55,7 @@ def test_figures_in_the_readme_are_those_in_results():
     summary = json.loads((ROOT / "results" / "demo.json").read_text())
     shown = re.search(r"<!-- demo: from results/demo.json -->\n(.*?)\n<!-- end -->", README, flags=re.S)[1]
     assert shown.strip() == "\n\n".join(map(markdown, tables(summary)))
-    assert len(verdict(summary).splitlines()) == 4
+    assert len(verdict(summary).splitlines()) == 5
     assert re.fullmatch(r"[0-9a-f]{40}", summary["provenance"]["commit"])
 
 

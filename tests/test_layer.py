@@ -288,3 +288,19 @@ def test_refuses_impossible_factors(options):
 def test_shows_its_settings():
     assert "rank=3" in repr(ff.ParticleLayer(**LAW))
     assert "count=9" in repr(ff.ParticleLayer(count=9))
+
+
+def test_torch_func_sees_the_same_gradient():
+    h, classifier = draw(N, B, H), head()
+    layer = ff.ParticleLayer(**LAW)
+    assert_close(torch.func.grad(lambda x: mean_loss(classifier(layer(x))))(h), expected(h, classifier))
+
+
+def test_a_tensor_scale_counts_as_it_was_in_the_forward_pass():
+    h, classifier = draw(N, B, H).requires_grad_(), head()
+    scale = torch.tensor(8.0)
+    layer = ff.ParticleLayer(**LAW, scale=scale)
+    loss = mean_loss(classifier(layer(h))) * 8.0
+    scale.fill_(1.0)
+    loss.backward()
+    assert_close(h.grad, 8 * expected(h, classifier))

@@ -184,6 +184,23 @@ def test_a_crowd_at_one_place_has_bandwidth_zero_and_repels_nobody(rank):
     assert_close(ff.transport(h, g, prior=ff.Uniform(), rank=rank), g)
 
 
+@pytest.mark.parametrize("outlier", [0, 3, 5])
+@pytest.mark.parametrize("rank", [None, 4])
+def test_an_outlier_does_not_blur_the_others(outlier, rank):
+    h, g = draw(6, 30)
+    h = (h - 3) * 1e-5
+    h[outlier] += torch.randn(30, dtype=h.dtype, generator=torch.Generator().manual_seed(1))
+    v = ff.transport(h, g, prior=ff.Uniform(), rank=rank)
+    naive = reference.transport(h, g, reference.uniform(), rank=rank)
+    assert_close(v, naive, rtol=1e-8, atol=1e-8 * float(naive.abs().max()))
+
+
+def test_tiny_and_huge_distances_give_numbers():
+    h, g = draw(4, 5)
+    for scale in (1e-200, 1e-155, 1e-100, 1e-30, 1e30, 1e100):
+        assert ff.transport((h - 3) * scale, g, prior=ff.Uniform()).isfinite().all()
+
+
 def test_coinciding_particles_feel_the_same_force_from_others():
     h, g = draw(4, 7)
     h[1] = h[0]
@@ -295,6 +312,14 @@ def test_says_what_is_wrong(h, g, options, words):
         lambda: ff.RBF("mean"),
         lambda: ff.RBF(0),
         lambda: ff.RBF(math.inf),
+        lambda: ff.RBF(None),
+        lambda: ff.RBF(True),
+        lambda: ff.Cauchy("1e-3"),
+        lambda: ff.WGD(temperature=None),
+        lambda: ff.ParticleLayer(prior="cauchy"),
+        lambda: ff.ParticleLayer(kernel="rbf"),
+        lambda: ff.ParticleLayer(rule="WGD"),
+        lambda: ff.ParticleLayer(count="5"),
         lambda: ff.WGD(temperature=-1),
         lambda: ff.SVGD(step_size=0),
         lambda: ff.SteinWGD(eta=0),
@@ -304,3 +329,23 @@ def test_says_what_is_wrong(h, g, options, words):
 def test_refuses_impossible_hyper_parameters(make):
     with pytest.raises(ValueError, match=r"[a-z] .*\."):
         make()
+
+
+def test_takes_tensors_only():
+    with pytest.raises(TypeError, match="two tensors; got ndarray"):
+        ff.transport(np.zeros((2, 3)), np.zeros((2, 3)), prior=ff.Uniform())
+
+
+def test_numpys_whole_numbers_are_ranks():
+    h, g = draw(4, 5)
+    v = ff.transport(h, g, prior=ff.Uniform(), rank=np.int64(2))
+    assert torch.equal(v, ff.transport(h, g, prior=ff.Uniform(), rank=2))
+
+
+def test_keeps_no_graph_and_leaves_its_input_alone():
+    h, g = draw(4, 5)
+    copies = h.clone(), g.clone()
+    v = ff.transport(h.requires_grad_(), g.requires_grad_(), prior=ff.Cauchy(), rank=2)
+    assert not v.requires_grad
+    assert torch.equal(h, copies[0])
+    assert torch.equal(g, copies[1])

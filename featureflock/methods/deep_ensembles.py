@@ -2,7 +2,9 @@
 
     loss = Σ_i CE_i
 
-Nothing is shared and the losses are summed, so each member gets exactly the gradient that it would get alone.
+Nothing is shared and the losses are summed, so each member gets exactly the gradient that it would get alone, and
+becomes, run one after another, bit for bit what training it alone gives. Only dropout masks are drawn from one stream
+of random numbers for all members: with dropout, they are as likely as those that training alone would draw.
 """
 
 from dataclasses import dataclass
