@@ -1,10 +1,11 @@
 """Ensembles on disk: weights as safetensors, everything else as JSON. Nothing in a saved folder is ever executed.
 
-A folder holds `ensemble.json` and the weights file that it names. Writing is atomic: the weights file is named by its
-digest, and `ensemble.json` is replaced only when all else is complete, so that an interrupted `save` leaves the
+A folder holds `ensemble.json` and the weights file that it names. Writing is atomic: the weights file has a new name
+each time, and `ensemble.json` is replaced only when all else is complete, so that an interrupted `save` leaves the
 ensemble that was there before.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ _FORMAT = "featureflock ensemble"
 _VERSION = 1
 _INDEX = "ensemble.json"
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+_PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
 
 
 def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
@@ -52,12 +54,11 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
         warnings.warn(f"Saving weights only, because {undescribed}; load them with load(folder, into=…).", stacklevel=2)
 
     data = safetensors.torch.save({key: t.detach().cpu().contiguous().clone() for key, t in writer.tensors.items()})
-    digest = hashlib.sha256(data).hexdigest()
-    weights = f"weights-{digest[:16]}.safetensors"
+    weights = f"weights-{uuid.uuid4().hex[:16]}.safetensors"
     index = {
         "format": _FORMAT,
         "version": _VERSION,
-        "weights": {"file": weights, "bytes": len(data), "sha256": digest},
+        "weights": {"file": weights, "sha256": hashlib.sha256(data).hexdigest()},
         "modules": modules,
         "undescribed": undescribed,
         "state": state,
@@ -66,9 +67,12 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     before = _weights_named_in(folder)
     _write(folder / weights, data)
-    _write(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
-    if before is not None and before != weights:
-        (folder / before).unlink(missing_ok=True)
+    try:
+        _write(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
+    except BaseException:
+        (folder / weights).unlink(missing_ok=True)
+        raise
+    _clear(folder, keep=weights, drop=before)
 
 
 def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemble:
@@ -129,11 +133,17 @@ def _weights_named_in(folder: Path) -> str | None:
     return name if isinstance(name, str) and _WEIGHTS.fullmatch(name) else None
 
 
+def _clear(folder: Path, keep: str, drop: str | None) -> None:
+    """Remove the weights that were replaced, and what saves that were killed an hour or more ago have left."""
+    for path in folder.iterdir():
+        if path.name != keep and (_WEIGHTS.fullmatch(path.name) or _PARTIAL.fullmatch(path.name)):
+            with contextlib.suppress(FileNotFoundError):  # another save may have been quicker
+                if path.name == drop or time.time() - path.stat().st_mtime > 3600:
+                    path.unlink()
+
+
 def _write(path: Path, data: bytes) -> None:
     """All of it or nothing, also when the machine stops in between."""
-    for stale in path.parent.glob(".featureflock-*.partial"):
-        if time.time() - stale.stat().st_mtime > 3600:  # of a save that was killed
-            stale.unlink(missing_ok=True)
     partial = path.with_name(f".featureflock-{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "xb") as file:

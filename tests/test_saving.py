@@ -395,6 +395,11 @@ def test_other_files_in_the_folder_stay(tmp_path):
         ff.save(trained(own_heads=bool(_)), tmp_path)
     for name in ("weights-best.safetensors", ".mine.partial", "notes.txt"):
         assert (tmp_path / name).read_text() == "mine"
+    left = tmp_path / f".featureflock-{'0' * 32}.partial"
+    left.write_text("of a save that was killed")
+    os.utime(left, (0, 0))
+    ff.save(trained(), tmp_path)
+    assert not left.exists()
     assert len([p for p in tmp_path.iterdir() if saving._WEIGHTS.fullmatch(p.name)]) == 1
 
 

@@ -184,6 +184,13 @@ def test_a_crowd_at_one_place_has_bandwidth_zero_and_repels_nobody(rank):
     assert_close(ff.transport(h, g, prior=ff.Uniform(), rank=rank), g)
 
 
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_crowd_is_one_place_up_to_rounding(rank):
+    h, g = draw(9, 7)
+    h[[1, 2, 3, 5, 6, 7, 8]] = h[1].clone() / 3
+    assert_close(ff.transport(h, g, prior=ff.Uniform(), rank=rank), g)
+
+
 @pytest.mark.parametrize("outlier", [0, 3, 5])
 @pytest.mark.parametrize("rank", [None, 4])
 def test_an_outlier_does_not_blur_the_others(outlier, rank):
