@@ -16,7 +16,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+	$(BIN)/pytest --cov=featureflock --cov-report=term-missing:skip-covered
 
 bench: $(READY)
 	$(BIN)/python benchmarks/transport.py

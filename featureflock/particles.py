@@ -81,6 +81,7 @@ class ParticleLayer(nn.Module):
     over all n·B rows. The gradient that reaches the layer is then −g/(nB), and it hands −v/B to the members, so that
     each moves along (1/B)(∂h_i/∂w_i)ᵀ v_i. Whatever comes behind the layer, such as a shared head, gets the gradient of
     the mean loss. In eval mode, under no_grad, or for input that needs no gradient, the input itself is returned.
+    Features that are not finite are refused; under torch.compile, which cannot, they give gradients that are not.
 
     Args:
         prior, kernel, rank, subspace, rule: as in `transport`.
