@@ -306,7 +306,7 @@ def _basis(gg_nn: Tensor, rank: int, subspace: Subspace) -> Tensor:
 def _slices(h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Columns of H and of grad_factor · G in float64, an eighth at a time, and less where that is much."""
     n, d = h_nd.shape
-    width = max(1, min(max(n * d // 8, _SLICE_NUMBERS // 8), _SLICE_NUMBERS) // n)
+    width = max(1, min(max(n * d // 8, _SLICE_NUMBERS // 32), _SLICE_NUMBERS) // n)
     for start in range(0, d, width):
         part = slice(start, min(start + width, d))
         yield part, h_nd[:, part].double(), g_nd[:, part].double() * grad_factor
