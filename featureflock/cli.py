@@ -1,58 +1,47 @@
-"""The command line: featureflock demo."""
+"""The command line: featureflock data | train | demo.
 
-import os
+Commands are imported when they are called for, so that this page costs nothing.
+"""
+
+import difflib
+import importlib
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from featureflock.demo import METHODS, Settings, compare
-from featureflock.demo_report import summarise, tables, verdict, write_report
-
-app = tyro.extras.SubcommandApp()
-
-
-@app.command
-def demo(
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = Settings(),
-    out: Path = Path("featureflock-demo"),
-) -> None:
-    """Compare five ways to train an ensemble on two-view digits (embedded, no download; about a minute).
-
-    Args:
-        settings: What to train.
-        out: Folder for the report, its pictures and results.json.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; give the name of a folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    if not os.access(out, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written to; give another folder.")
-    console = Console()
-    console.print(
-        f"Two-view digits: {len(METHODS)} methods × {settings.seeds} seeds, {settings.members} members, "
-        f"{settings.epochs} epochs."
-    )
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("training", total=None)
-        outcomes = compare(settings, lambda done, total: progress.update(bar, completed=done, total=total))
-    summary = summarise(outcomes, settings)
-    for table in tables(summary):
-        console.print(table)
-    console.print(verdict(summary), highlight=False)
-    for path in write_report(outcomes, summary, out):
-        console.print(f"wrote {path}", highlight=False)
+COMMANDS = {
+    "data": "which data sets there are, and getting them",
+    "train": "train an ensemble by a recipe, resumable to the bit",
+    "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
+}
 
 
 def main() -> None:
     """A user's mistake gets one sentence, not a traceback."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return
     try:
-        app.cli(prog="featureflock", description="Ensembles whose members are kept apart in feature space.")
-    except (ValueError, OSError) as error:
+        command, args = words[0], words[1:]
+        if command not in COMMANDS:
+            close = difflib.get_close_matches(command, COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}."
+            raise ValueError(f"There is no command {command!r}; {hint}")
+        importlib.import_module(f"featureflock.commands.{command}").main(args)
+    except (ValueError, OSError, ArithmeticError) as error:
         sys.exit(f"featureflock: {error}")
-    except KeyboardInterrupt:
-        sys.exit("featureflock: stopped; no report was written.")
+    except KeyboardInterrupt as interrupt:
+        print(f"featureflock: {interrupt or 'stopped; nothing was written.'}", file=sys.stderr)
+        sys.exit(130)
+
+
+def _help() -> str:
+    lines = [f"  featureflock {name:<8} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "featureflock: ensembles of neural networks whose members are kept apart in feature space.",
+            "",
+            *lines,
+            "",
+            "featureflock COMMAND --help says more.",
+        ]
+    )

@@ -14,12 +14,13 @@ Shapes: n particles.
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Kernel(Protocol):
     def __call__(self, sq_nn: Tensor) -> tuple[Tensor, Tensor]:
         """Kernel matrix and its slope with respect to the squared distance, both (n, n)."""

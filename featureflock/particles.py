@@ -36,6 +36,14 @@ from featureflock.rules import MAP, SVGD, WGD, Rule
 Subspace = Literal["dominant", "weakest"]
 
 
+class NotFinite(ValueError):
+    """Some members' numbers are NaN or infinite."""
+
+    def __init__(self, members: list[int], message: str) -> None:
+        super().__init__(message)
+        self.members = members
+
+
 @torch.no_grad()
 def transport(
     particles: Tensor,
@@ -344,7 +352,8 @@ def _check_arrays(particles: Tensor, loglik_grad: Tensor) -> None:
 def _refuse_non_finite(x: Tensor, name: str) -> None:
     if not torch.isfinite(x).all():
         members = [i for i in range(x.shape[0]) if not torch.isfinite(x[i]).all()]
-        raise ValueError(
+        raise NotFinite(
+            members,
             f"The {name} of member{'s' * (len(members) > 1)} {', '.join(map(str, members))} contain NaN or infinity; "
-            "look for a learning rate that is too high or for bad data before this point."
+            "look for a learning rate that is too high or for bad data before this point.",
         )

@@ -13,12 +13,13 @@ evaluated on slices of the features.
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Prior(Protocol):
     def score(self, x: Tensor) -> Tensor:
         """d log p(x) / dx, element by element."""

@@ -16,9 +16,10 @@ Shapes: n particles.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,18 +36,10 @@ class Weights(NamedTuple):
     """F of the Langevin noise √(2T/α) F ξ."""
 
 
-class Rule(Protocol):
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def step_size(self) -> float: ...
-
-    def weights(self, k_nn: Tensor) -> Weights: ...
-
-
 @dataclass(frozen=True)
-class _Langevin:
+class Rule(ABC):
+    """A rule of your own is a frozen dataclass that inherits from this one and says what its matrices are."""
+
     temperature: float = 0.0
     """T of the Langevin noise √(2T/α) F ξ; 0 for none."""
     step_size: float = 1.0
@@ -60,9 +53,13 @@ class _Langevin:
         if not isinstance(self.step_size, Real) or not 0 < self.step_size < math.inf:
             raise ValueError(f"{name} needs a positive finite step_size; got {self.step_size!r}.")
 
+    @abstractmethod
+    def weights(self, k_nn: Tensor) -> Weights:
+        """A, Q and F for the kernel matrix."""
+
 
 @dataclass(frozen=True)
-class WGD(_Langevin):
+class WGD(Rule):
     """Wasserstein gradient descent with a kernel density estimate: A = I, Q = diag(1 / Σ_j k_ij)."""
 
     def weights(self, k_nn: Tensor) -> Weights:
@@ -70,7 +67,7 @@ class WGD(_Langevin):
 
 
 @dataclass(frozen=True)
-class SteinWGD(_Langevin):
+class SteinWGD(Rule):
     """Wasserstein gradient descent with the Stein gradient estimator: A = I, Q = (K + η I)⁻¹."""
 
     eta: float = 0.01
@@ -86,7 +83,7 @@ class SteinWGD(_Langevin):
 
 
 @dataclass(frozen=True)
-class SVGD(_Langevin):
+class SVGD(Rule):
     """Stein variational gradient descent: A = K/n and Q = I/n, since ∇_{z_j} k_ij = −∇_{z_i} k_ij."""
 
     def weights(self, k_nn: Tensor) -> Weights:
@@ -97,7 +94,7 @@ class SVGD(_Langevin):
 
 
 @dataclass(frozen=True)
-class MAP(_Langevin):
+class MAP(Rule):
     """No interaction, A = I and Q = 0: what is left of the others for one particle, and their ablation for many."""
 
     def weights(self, k_nn: Tensor) -> Weights:

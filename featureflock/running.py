@@ -15,8 +15,13 @@ from torch.utils.checkpoint import checkpoint
 Run = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
 
-# What every nn.Module holds besides attributes of its own: tensors, children, hooks; and what an RNN derives from them.
-_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {"_flat_weights", "_flat_weight_refs"}
+# What every nn.Module holds besides attributes of its own: tensors, children, hooks, the compiled call; and what an RNN
+# derives from them.
+_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {
+    "_compiled_call_impl",
+    "_flat_weights",
+    "_flat_weight_refs",
+}
 
 
 def run_modules(

@@ -1,0 +1,181 @@
+"""featureflock train: a named recipe, any of whose fields can be changed by a flag of the same name."""
+
+import dataclasses
+import difflib
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from featureflock import methods, models, rules
+from featureflock import priors as prior_module
+from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train
+from featureflock.training.progress import tensorboard_is_installed
+
+# What a flag that names a part can choose. Its own fields are then flags too: --method feature-wgd --method.rank 4.
+PARTS: dict[str, dict[str, type]] = {
+    "data": {
+        "digits": Digits,
+        "cifar10": CIFAR10,
+        "cifar100": CIFAR100,
+        "mnist": MNIST,
+        "fashion-mnist": FashionMNIST,
+        "image-folder": ImageFolder,
+    },
+    "model": {
+        "wrn": models.WRN,
+        "resnet-cifar": models.ResNetCIFAR,
+        "resnet-imagenet": models.ResNetImageNet,
+        "mlp": models.MLP,
+        "cnn": models.CNN,
+    },
+    "method": {
+        "single": methods.Single,
+        "deep-ensembles": methods.DeepEnsembles,
+        "feature-wgd": methods.FeatureWGD,
+        "function-wgd": methods.FunctionWGD,
+        "weight-wgd": methods.WeightWGD,
+        "feature-map": methods.FeatureMAP,
+    },
+    "method.prior": {"cauchy": prior_module.Cauchy, "normal": prior_module.Normal, "uniform": prior_module.Uniform},
+    "method.rule": {"wgd": rules.WGD, "svgd": rules.SVGD, "stein-wgd": rules.SteinWGD, "map": rules.MAP},
+}
+
+
+def main(args: list[str]) -> None:
+    """Run `featureflock train` with these arguments."""
+    if not args or args[0] in ("-h", "--help"):
+        _list_recipes()
+        return
+    name, flags = args[0], args[1:]
+    if name.startswith("-"):
+        raise ValueError(
+            "Say which recipe first: featureflock train NAME [FLAGS]; featureflock train --help lists them."
+        )
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {close[0]}?" if close else "featureflock train --help lists them."
+        raise ValueError(f"There is no recipe {name!r}; {hint}")
+    recipe = _with_chosen_parts(RECIPES[name].recipe, flags)
+    options: Any = tyro.cli(
+        _options(recipe),
+        prog=f"featureflock train {name}",
+        description=f"{RECIPES[name].what} Every field of the recipe is a flag.",
+        config=(tyro.conf.AvoidSubcommands,),
+        args=flags,
+    )
+    _run(name, options)
+
+
+def _list_recipes() -> None:
+    console = _console()
+    console.print("usage: featureflock train NAME [FLAGS]\n\nTrains an ensemble by a recipe, resumable to the bit.")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("NAME", no_wrap=True)
+    table.add_column("what")
+    for name, entry in RECIPES.items():
+        table.add_row(name, entry.what)
+    console.print(table)
+    console.print(
+        "\nfeatureflock train NAME --help shows the recipe's fields, each a flag. For instance:\n"
+        "  featureflock train digits\n"
+        "  featureflock train cifar10-small --method deep-ensembles --seed 1\n"
+        "  featureflock train cifar10-wrn16x4 --members 5 --epochs 20 --method.rank 4",
+        soft_wrap=True,
+    )
+
+
+def _with_chosen_parts(recipe: Recipe, flags: list[str]) -> Recipe:
+    """The recipe with the parts that flags name, so that their fields can become flags; tyro checks the rest."""
+    for path, choices in PARTS.items():
+        chosen = choices.get(_value_of(f"--{path}", flags) or "")
+        if chosen is None:
+            continue
+        if path in ("data", "model", "method"):
+            if not isinstance(getattr(recipe, path), chosen):
+                recipe = replace(recipe, **{path: chosen()})
+        else:
+            field = path.removeprefix("method.")
+            if field not in (f.name for f in dataclasses.fields(recipe.method)):  # type: ignore[arg-type]
+                raise ValueError(f"{type(recipe.method).__name__} has no {field} to choose; leave --{path} out.")
+            if not isinstance(getattr(recipe.method, field), chosen):
+                recipe = replace(recipe, method=replace(recipe.method, **{field: chosen()}))  # type: ignore[type-var]
+    if isinstance(recipe.method, methods.Single) and recipe.members is not None:
+        recipe = replace(recipe, members=1)
+    return recipe
+
+
+def _value_of(flag: str, flags: list[str]) -> str | None:
+    for i, word in enumerate(flags):
+        if word == flag and i + 1 < len(flags):
+            return flags[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
+
+
+def _options(recipe: Recipe) -> type:
+    """A dataclass of all flags: the fields of recipe and engine, what parts there are to choose, and the folder."""
+    fields: list[tuple[str, Any, Any]] = [
+        ("recipe", Annotated[Recipe, tyro.conf.arg(name="")], dataclasses.field(default=recipe)),
+        ("engine", Annotated[Engine, tyro.conf.arg(name="")], dataclasses.field(default=Engine())),
+    ]
+    for path, choices in PARTS.items():
+        current = _current(recipe, path)
+        if current is not None:
+            help_text = f"Which {path.split('.')[-1]}."
+            annotation = Annotated[Literal[tuple(choices)], tyro.conf.arg(name=path, help=help_text)]  # type: ignore[valid-type]
+            fields.append((path.replace(".", "_") + "_name", annotation, dataclasses.field(default=current)))
+    out = Annotated[
+        Path | None, tyro.conf.arg(help="Folder of the run. By default runs/RECIPE-METHOD-seedSEED.", metavar="FOLDER")
+    ]
+    resume = Annotated[bool, tyro.conf.arg(help="Go on with the run in that folder, from its last checkpoint.")]
+    fields += [("out", out, dataclasses.field(default=None)), ("resume", resume, dataclasses.field(default=False))]
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def _current(recipe: Recipe, path: str) -> str | None:
+    """The name of the part that the recipe has; None if it has no such part."""
+    part: Any = recipe
+    for field in path.split("."):
+        part = getattr(part, field, None)
+    return next((name for name, kind in PARTS[path].items() if type(part) is kind), None)
+
+
+def _run(name: str, options: Any) -> None:
+    recipe: Recipe = options.recipe
+    out = options.out or Path("runs") / f"{name}-{_current(recipe, 'method')}-seed{recipe.seed}"
+    console = _console()
+    shown: list[Reporter] = [Bar(console) if console.is_terminal else Lines(console)]
+    if tensorboard_is_installed():
+        shown.append(Board(out / "tensorboard"))
+    members = recipe.method.usual_members if recipe.members is None else recipe.members
+    console.print(
+        f"{name}: {_current(recipe, 'method')}, {members} member{'s' * (members > 1)}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}, "
+        f"in {out}",
+        soft_wrap=True,
+    )
+    result = train(recipe, out, engine=options.engine, resume=options.resume, reporter=Several(*shown))
+    test = result["test"]
+    lines = [
+        f"Test: {test['accuracy']:.2f} % correct, NLL {test['nll']:.4f}; members "
+        f"{', '.join(f'{a:.1f}' for a in test['member_accuracy'])} %.",
+        f"  {out}/ensemble        the trained ensemble: featureflock.load({str(out / 'ensemble')!r})",
+        f"  {out}/metrics.jsonl   a line an epoch",
+        f"  {out}/result.json, recipe.json, environment.json, checkpoints",
+    ]
+    if tensorboard_is_installed():
+        lines.append(f"  tensorboard --logdir {shlex.quote(str(out.parent))}   shows the curves")
+    other = "feature-wgd" if isinstance(recipe.method, methods.DeepEnsembles) else "deep-ensembles"
+    lines.append(f"Next, to compare: the same command with --method {other}")
+    console.print("\n".join(lines), soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)

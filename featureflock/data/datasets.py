@@ -1,0 +1,210 @@
+"""Data sets as a recipe names them: frozen dataclasses that load their examples."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from os import cpu_count
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from featureflock.data.cache import load
+from featureflock.data.examples import Examples, InMemory, Scale, take, unit_scale
+from featureflock.data.folders import read_tree
+from featureflock.data.randomness import permutation
+from featureflock.data.streamed import from_dataset
+from featureflock.data.two_view_digits import two_view_digits
+
+_VALIDATION, _SUBSET = 1, 2
+"""Which random numbers are for what."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What to train on, what to look at meanwhile, and what to be judged by."""
+
+    train: Examples
+    test: Examples
+    classes: int
+    validation: Examples | None = None
+
+    def divided(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
+        """With `validation` examples held out of the training set, and of the rest only `subset` kept.
+
+        Both have as many examples of each class as there are to be had; which ones is drawn by the seed.
+        """
+        train, held_out = self.train, self.validation
+        if not 0 <= validation < len(train):
+            raise ValueError(f"validation must leave something to train on: 0 to {len(train) - 1}; got {validation}.")
+        if validation:
+            positions, rest = take(train, validation, seed, _VALIDATION)
+            train, held_out = train.select(rest), train.select(positions)
+        if subset is not None:
+            if not 1 <= subset <= len(train):
+                raise ValueError(f"subset must be 1 to {len(train)}, the training examples there are; got {subset}.")
+            train = train.select(take(train, subset, seed, _SUBSET)[0])
+        return replace(self, train=train, validation=held_out)
+
+
+class DataSet(ABC):
+    """A data set of your own says how to load it."""
+
+    @abstractmethod
+    def load(self) -> Splits:
+        """All of it."""
+
+
+@dataclass(frozen=True)
+class Digits(DataSet):
+    """The 1,797 scans of handwritten digits that come with scikit-learn: nothing to download."""
+
+    views: Literal[1, 2] = 1
+    """1: single scans, 8 × 8 (1,200 to train on). 2: two scans of one digit side by side, 8 × 16."""
+
+    def load(self) -> Splits:
+        scale = Scale((0.0,), (16.0,))
+        if self.views == 2:
+            pairs = two_view_digits()
+            x_train, x_test = ((16 * x).to(torch.uint8)[:, None] for x in (pairs.x_train, pairs.x_test["clean"]))
+            return Splits(
+                InMemory(x_train, pairs.y_train, scale=scale), InMemory(x_test, pairs.y_test, scale=scale), 10
+            )
+        images, labels = load_digits(return_X_y=True)
+        order = permutation(len(labels), 0)
+        x, y = torch.from_numpy(images).to(torch.uint8).view(-1, 1, 8, 8)[order], torch.from_numpy(labels)[order]
+        return Splits(InMemory(x[:1200], y[:1200], scale=scale), InMemory(x[1200:], y[1200:], scale=scale), 10)
+
+
+@dataclass(frozen=True)
+class _Downloaded(DataSet):
+    """A published data set of small pictures from the cache."""
+
+    cached: ClassVar[str]
+    classes: ClassVar[int]
+    scale: ClassVar[Scale]
+
+    padding: int = 4
+    """Random crop in training: how many black pixels are added on each side before; 0 for none."""
+    flip: bool = True
+    """Random horizontal flip in training."""
+
+    def load(self) -> Splits:
+        arrays = load(self.cached)
+        train = InMemory(arrays.train_x, arrays.train_y, scale=self.scale, padding=self.padding, flip=self.flip)
+        return Splits(train, InMemory(arrays.test_x, arrays.test_y, scale=self.scale), self.classes)
+
+
+@dataclass(frozen=True)
+class CIFAR10(_Downloaded):
+    """50,000 + 10,000 colour pictures of 32 × 32 in 10 classes. `featureflock data get cifar10` brings them."""
+
+    cached = "cifar10"
+    classes = 10
+    scale = unit_scale((0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784))
+
+
+@dataclass(frozen=True)
+class CIFAR100(_Downloaded):
+    """50,000 + 10,000 colour pictures of 32 × 32 in 100 classes. `featureflock data get cifar100` brings them."""
+
+    cached = "cifar100"
+    classes = 100
+    scale = unit_scale((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+@dataclass(frozen=True)
+class MNIST(_Downloaded):
+    """60,000 + 10,000 handwritten digits of 28 × 28. `featureflock data get mnist` brings them."""
+
+    cached = "mnist"
+    classes = 10
+    scale = unit_scale((0.1307,), (0.3081,))
+
+    padding: int = 0
+    flip: bool = False
+
+
+@dataclass(frozen=True)
+class FashionMNIST(_Downloaded):
+    """60,000 + 10,000 pictures of clothes, 28 × 28. `featureflock data get fashion-mnist` brings them."""
+
+    cached = "fashion-mnist"
+    classes = 10
+    scale = unit_scale((0.2860,), (0.3530,))
+
+    padding: int = 2
+
+
+@dataclass(frozen=True)
+class ImageFolder(DataSet):
+    """Pictures of any size in a folder for each class, train/<class>/ and val/<class>/: ImageNet, for one."""
+
+    folder: Path = Path("imagenet")
+    """Where train/ and val/ are."""
+    size: int = 224
+    """Pixels on each side of what the network sees."""
+    workers: int | None = None
+    """Processes that decode pictures; by default one for each core but one."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or (self.workers is not None and self.workers < 0):
+            raise ValueError(f"ImageFolder needs a positive size and no negative workers; got {self}.")
+
+    def load(self) -> Splits:
+        workers = max(1, (cpu_count() or 1) - 1) if self.workers is None else self.workers
+        return Splits(*read_tree(self.folder, size=self.size, workers=workers))
+
+
+Own = tuple[Tensor, Tensor] | Dataset[object] | Examples
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData(DataSet):
+    """Data of your own, for each part a pair of tensors (inputs, labels), a torch Dataset of such pairs, or `Examples`.
+
+    Pictures as bytes (N, C, H, W) in uint8 are normalised by the mean and deviation of the training pictures; other
+    inputs are used as they are.
+    """
+
+    train: Own
+    test: Own
+    padding: int = 0
+    """Random crop of pictures in training: how many black pixels are added on each side before."""
+    flip: bool = False
+    """Random horizontal flip of pictures in training."""
+    workers: int = 0
+    """Processes that read a torch Dataset."""
+
+    def load(self) -> Splits:
+        scale = _scale(self.train[0]) if isinstance(self.train, tuple) else None
+        train = self._examples(self.train, scale, self.padding, self.flip)
+        test = self._examples(self.test, scale, 0, False)
+        if not len(train) or not len(test):
+            raise ValueError(
+                f"There must be examples in both parts; got {len(train)} to train on, {len(test)} to test."
+            )
+        classes = 1 + int(torch.cat([train.labels, test.labels]).max())
+        return Splits(train, test, classes)
+
+    def _examples(self, own: Own, scale: Scale | None, padding: int, flip: bool) -> Examples:
+        if isinstance(own, Examples):
+            return own
+        if isinstance(own, Dataset):
+            return from_dataset(own, workers=self.workers)
+        return InMemory(*own, scale=scale, padding=padding, flip=flip)
+
+
+def _scale(x: Tensor) -> Scale | None:
+    """Mean and deviation of each channel of pictures in bytes; None for other inputs."""
+    if x.dtype != torch.uint8 or x.ndim != 4 or not len(x):
+        return None
+    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]).double()
+    share = counts / counts.sum(1, keepdim=True)
+    level = torch.arange(256, dtype=torch.float64, device=x.device)
+    mean = share @ level
+    variance = share @ level.square() - mean.square()
+    return Scale(tuple(mean.tolist()), tuple(math.sqrt(max(v, 1.0)) for v in variance.tolist()))

@@ -1,0 +1,77 @@
+"""Files that are there whole or not at all, also when the process is killed or the machine stops in between."""
+
+import contextlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
+_HOUR = 3600.0
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """All of it or nothing: a partial file, forced to the disk, then renamed.
+
+    What raises while `data` is being produced, a failed check for instance, leaves `path` as it was.
+    """
+    partial = _partial(path.parent)
+    try:
+        with open(partial, "xb") as file:
+            for chunk in [data] if isinstance(data, bytes) else data:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def working_folder(parent: Path) -> Iterator[Path]:
+    """A new folder for unfinished work, gone at the end; `clear_partials` removes it if the process is killed."""
+    folder = _partial(parent)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_partials(folder: Path, age: float = _HOUR) -> None:
+    """Remove what processes that were killed have left. Whatever was touched within `age` seconds may be alive."""
+    for path in folder.iterdir():
+        if _PARTIAL.fullmatch(path.name) and time.time() - _last_touched(path) > age:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):  # another process may have been quicker
+                    path.unlink()
+
+
+def _partial(folder: Path) -> Path:
+    return folder / f".featureflock-{uuid.uuid4().hex}.partial"
+
+
+def _last_touched(path: Path) -> float:
+    """The newest time in a folder: its own does not change while a file in it grows."""
+    newest = 0.0
+    for each in (path, *(path.rglob("*") if path.is_dir() else ())):
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(newest, each.lstat().st_mtime)
+    return newest
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the rename itself to the disk, where folders can be opened (not on Windows)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM as a question to be asked between two steps, where nothing is half done."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from featureflock.training.progress import Reporter
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was interrupted after a checkpoint had been written."""
+
+    def __init__(self, message: str, by: signal.Signals) -> None:
+        super().__init__(message)
+        self.by = by
+
+
+class Interrupts:
+    """`received` is the first signal that has come, if any."""
+
+    received: signal.Signals | None = None
+
+
+@contextmanager
+def listening(reporter: Reporter) -> Iterator[Interrupts]:
+    """Note the first signal and go on; a second Ctrl-C ends the process as ever. Only in the main thread."""
+    interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.received = signal.Signals(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        reporter.note("Finishing this step, then saving; once more to give up at once.")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,285 @@
+"""The training loop: any method, any data, any network. It can be stopped at any moment and goes on to the same bits.
+
+Everything random is a function of the seed and of what it is for: the order of epoch e of (seed, e), the augmentation
+of a picture of (seed, e, index), dropout in step t of (seed, t). With the weights, running statistics and momentum of
+a checkpoint, the rest of a run is what it would have been.
+
+Shapes: n members, B examples, C classes.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from featureflock.data import Batch, Draw, Examples, Splits, permutation, random_bits
+from featureflock.ensemble import Ensemble
+from featureflock.particles import NotFinite
+from featureflock.provenance import provenance
+from featureflock.saving import save
+from featureflock.training import checkpoint as checkpoints
+from featureflock.training.engine import Engine, Setup, set_up
+from featureflock.training.interrupts import Interrupts, Stopped, listening
+from featureflock.training.measuring import measure
+from featureflock.training.progress import Plan, Reporter
+from featureflock.training.recipe import Recipe, describe, differences
+from featureflock.training.run_folder import RunFolder
+from featureflock.training.state import State, fresh_state
+
+_ORDER, _STEP = 1, 2
+"""Which random numbers are for what."""
+
+
+class Diverged(ArithmeticError):
+    """The loss is not finite."""
+
+
+def train(
+    recipe: Recipe,
+    folder: Path | str,
+    *,
+    engine: Engine = Engine(),
+    resume: bool = False,
+    reporter: Reporter = Reporter(),
+) -> dict[str, Any]:
+    """Train an ensemble, in a folder that will hold all about it (see run_folder.py); returns what is in result.json.
+
+    Args:
+        recipe: what to train.
+        folder: new, or with `resume` that of a run of the same recipe, which goes on from its last checkpoint.
+        engine: how to compute it.
+        reporter: what to tell a person meanwhile.
+
+    Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
+    """
+    run = RunFolder(Path(folder))
+    description = describe(recipe)
+    run.check(description, resume)
+    result = run.result()
+    if result is not None:
+        reporter.note(f"{run} is finished already.")
+        return result
+    found, notes = run.newest_checkpoint()
+    splits = recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
+    ens = build(recipe, splits)
+    setup = set_up(engine, recipe.precision, ens, lambda: _work(recipe, ens, splits.train))
+    facts = {"data": splits.train.digest(), "setup": setup.to_json()}
+    state = fresh_state(recipe, setup.prepare(ens))
+    if found is not None:
+        if found.facts["data"] != facts["data"]:
+            raise ValueError(f"The training data are not those that {run} was started with.")
+        state.restore(found)
+        changes = differences(facts["setup"], found.facts["setup"])
+        notes += [f"Going on after step {state.step}, in epoch {state.epoch + 1} of {recipe.epochs}."]
+        notes += [f"Not to the same bits, because the {'; the '.join(changes)}."] if changes else []
+    run.begin(description, {**provenance(), "setup": setup.to_json(), "from_step": state.step})
+    run.forget_metrics_from(state.epoch + 1)
+    for text in (*notes, f"Computing on {setup}."):
+        reporter.note(text)
+
+    reporter.start(Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step))
+    try:
+        with listening(reporter) as interrupts, torch.random.fork_rng(_gpus(setup)):
+            loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
+            while state.epoch < recipe.epochs:
+                loop.run_epoch()
+                loop.finish_epoch()
+            test = loop.measured(splits.test)
+    finally:
+        reporter.close()
+    save(ens, run.ensemble)
+    lines = run.read_metrics()
+    result = {
+        "members": len(ens),
+        "parameters": sum(p.numel() for p in ens.parameters()),
+        "epochs": recipe.epochs,
+        "steps": state.step,
+        "seconds": sum(line["seconds"] for line in lines),
+        "train": {name: lines[-1][name] for name in ("loss", "cross_entropy", "accuracy")},
+        "test": test,
+    }
+    run.write_result(result)
+    return result
+
+
+def build(recipe: Recipe, splits: Splits) -> Ensemble:
+    """The recipe's ensemble for these data, freshly initialised."""
+    shape = splits.train.shape
+    made: list[nn.Module] = []
+
+    def make_extractor() -> nn.Module:
+        made.append(recipe.model.extractor(shape))
+        return made[-1]
+
+    def make_head() -> nn.Module:
+        return recipe.model.head(made[-1], splits.classes)
+
+    size = len(splits.train)
+    return recipe.method.build(make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=size)
+
+
+@dataclass
+class _Loop:
+    recipe: Recipe
+    engine: Engine
+    setup: Setup
+    run: RunFolder
+    facts: dict[str, Any]
+    splits: Splits
+    state: State
+    reporter: Reporter
+    interrupts: Interrupts
+
+    def run_epoch(self) -> None:
+        """The rest of this epoch's batches, then a checkpoint."""
+        recipe, state, device = self.recipe, self.state, torch.device(self.setup.device)
+        order = permutation(len(self.splits.train), recipe.seed, _ORDER, state.epoch).split(recipe.batch)
+        for group in state.optimiser.param_groups:
+            group["lr"] = recipe.learning_rate_of(state.epoch)
+        state.ens.train()
+        saved = time.monotonic()
+        began = saved - state.seconds
+        draw = Draw(recipe.seed, state.epoch)
+        for batch in self.splits.train.batches(order[state.batch :], device, draw):
+            self._tell_unreadable(batch)
+            if len(batch.y):
+                self._step(batch)
+            state.batch, state.step = state.batch + 1, state.step + 1
+            state.seconds = time.monotonic() - began
+            self.reporter.step(state.step, self._averages)
+            self._stop_if_asked()
+            if state.batch < len(order) and time.monotonic() - saved >= 60 * self.engine.checkpoint_minutes:
+                self._save()
+                saved = time.monotonic()
+        self._save()
+
+    def finish_epoch(self) -> None:
+        """Measure, write the epoch's line and turn to the next.
+
+        A process that is killed in here goes on from the checkpoint before it, and does it again.
+        """
+        state, splits = self.state, self.splits
+        loss, cross_entropy, correct, count = state.totals.tolist()
+        if not count:
+            raise OSError("Not one training example could be read in this epoch.")
+        line = {
+            "epoch": state.epoch + 1,
+            "step": state.step,
+            "learning_rate": self.recipe.learning_rate_of(state.epoch),
+            "loss": loss / count,
+            "cross_entropy": cross_entropy / count,
+            "accuracy": 100 * correct / count,
+            "seconds": state.seconds,
+            "images_per_second": count / state.seconds,
+            "unreadable": len(state.unreadable),
+        }
+        if splits.validation is not None:
+            line["validation"] = self.measured(splits.validation)
+        if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
+            line["test"] = self.measured(splits.test)
+        self.run.add_metrics(line)
+        self.reporter.epoch(line)
+        state.totals.zero_()
+        state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
+
+    def measured(self, examples: Examples) -> dict[str, Any]:
+        return measure(self.state.ens, examples, self.setup, self._stop_if_asked)
+
+    def _step(self, batch: Batch) -> None:
+        state = self.state
+        torch.manual_seed(int(random_bits(self.recipe.seed, _STEP, state.step)))
+        state.optimiser.zero_grad()
+        seen: list[Tensor] = []
+        hook = state.ens.register_forward_hook(lambda module, inputs, logits: seen.append(logits.detach()))
+        try:
+            with self.setup.computing(full_batch=len(batch.y) == self.recipe.batch):
+                loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
+        except NotFinite as error:
+            raise self._divergence(error.members, state.step) from error
+        finally:
+            hook.remove()
+        loss.backward()
+        state.optimiser.step()
+        self._count(loss.detach(), seen[-1], batch.y)
+
+    def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
+        """Add to the epoch's sums, and note who is not finite; nothing is read off the device here."""
+        state, size = self.state, len(y_b)
+        log_p_nbc = logits_nbc.float().log_softmax(-1)
+        ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
+        correct = (log_p_nbc.logsumexp(0).argmax(-1) == y_b).sum()
+        state.totals += torch.stack([loss * size, ce_n.mean() * size, correct, torch.tensor(size)]).to(state.totals)
+        bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
+        state.first_bad.masked_fill_(bad & (state.first_bad < 0), state.step)
+        if self.setup.device == "cpu" or state.step % 100 == 0:
+            self._refuse_non_finite()
+
+    def _refuse_non_finite(self) -> None:
+        bad = self.state.first_bad.tolist()
+        steps = [step for step in bad if step >= 0]
+        if steps:
+            raise self._divergence([i for i, step in enumerate(bad[:-1]) if step == min(steps)], min(steps))
+
+    def _divergence(self, members: list[int], step: int) -> Diverged:
+        who = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
+        state = self.state
+        return Diverged(
+            f"The loss{who} was not finite at step {step} (epoch {state.epoch + 1}, learning rate "
+            f"{self.recipe.learning_rate_of(state.epoch):g}); the last good checkpoint is in {self.run.checkpoints}. "
+            "A lower learning rate helps most often; start it in another folder."
+        )
+
+    def _save(self) -> None:
+        state = self.state
+        self._refuse_non_finite()
+        checkpoint = state.checkpoint(self.facts)
+        if not all(bool(torch.isfinite(t).all()) for t in checkpoint.tensors.values() if t.is_floating_point()):
+            finite = [all(bool(torch.isfinite(p).all()) for p in m.parameters()) for m in state.ens.extractors]
+            raise self._divergence([i for i, sound in enumerate(finite) if not sound], state.step - 1)
+        try:
+            checkpoints.write(self.run.checkpoints, state.step, checkpoint)
+        except OSError as error:
+            raise OSError(
+                f"The checkpoint of step {state.step} could not be written to {self.run.checkpoints} "
+                f"({error.strerror or error}); those before are sound. Make room, then go on with --resume."
+            ) from error
+
+    def _stop_if_asked(self) -> None:
+        if self.interrupts.received is not None:
+            self._save()
+            raise Stopped(
+                f"Stopped in epoch {self.state.epoch + 1} after step {self.state.step}; all is saved in {self.run}. "
+                "To go on, give the same command with --resume.",
+                self.interrupts.received,
+            )
+
+    def _averages(self) -> tuple[float, float]:
+        _, cross_entropy, correct, count = self.state.totals.tolist()
+        return cross_entropy / max(count, 1), 100 * correct / max(count, 1)
+
+    def _tell_unreadable(self, batch: Batch) -> None:
+        for name in batch.unreadable:
+            self.state.unreadable.append(name)
+            self.reporter.note(f"Skipped {name}, which cannot be read; {len(self.state.unreadable)} in this epoch.")
+
+
+def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
+    """Multiplications of the whole run, roughly: backward takes twice as many as forward."""
+    x = next(iter(examples.batches([torch.zeros(2, dtype=torch.int64)], torch.device("cpu")))).x
+    extractor, mode = ens.extractors[0], ens.extractors[0].training
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        extractor.eval()(x)
+    extractor.train(mode)
+    multiplications: float = counter.get_total_flops() / 2 / len(x)
+    return 3.0 * multiplications * len(ens) * len(examples) * recipe.epochs
+
+
+def _gpus(setup: Setup) -> list[torch.device]:
+    device = torch.device(setup.device)
+    return [device] if device.type == "cuda" else []

@@ -1,0 +1,59 @@
+"""How well an ensemble predicts: accuracy and negative log-likelihood of its averaged probabilities and of each member.
+
+Shapes: n members, B examples, C classes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featureflock.data import Examples
+from featureflock.ensemble import Ensemble
+from featureflock.training.engine import Setup
+
+BATCH = 500
+
+
+@torch.no_grad()
+def measure(ens: Ensemble, examples: Examples, setup: Setup, on_batch: Callable[[], None]) -> dict[str, Any]:
+    """Accuracy in % and NLL in nats of the ensemble, and of each member, on all examples.
+
+    `on_batch` is called after each batch.
+    """
+    order = list(torch.arange(len(examples)).split(BATCH))
+    totals: Tensor | None = None
+    count, training = 0, ens.training
+    ens.eval()
+    try:
+        for batch in examples.batches(order, torch.device(setup.device)):
+            if not len(batch.y):
+                continue
+            with setup.computing(len(batch.y) == BATCH):
+                logits_nbc = ens(setup.inputs(batch.x))
+            log_p_nbc = logits_nbc.float().log_softmax(-1)
+            mixed_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
+            sums = torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mixed_1bc, log_p_nbc])])
+            totals = sums if totals is None else totals + sums
+            count += len(batch.y)
+            on_batch()
+    finally:
+        ens.train(training)
+    if totals is None:
+        raise OSError("None of the examples could be read, so nothing could be measured.")
+    (accuracy, *accuracies), (nll, *nlls) = (totals.double().cpu() / count).T.tolist()
+    return {
+        "examples": count,
+        "accuracy": 100 * accuracy,
+        "nll": nll,
+        "member_accuracy": [100 * a for a in accuracies],
+        "member_nll": nlls,
+    }
+
+
+def _sums(log_p_bc: Tensor, y_b: Tensor) -> Tensor:
+    correct = (log_p_bc.argmax(-1) == y_b).sum()
+    return torch.stack([correct.float(), F.nll_loss(log_p_bc, y_b, reduction="sum")])

@@ -1,0 +1,123 @@
+"""A recipe: everything that decides what a training run computes, in one frozen dataclass.
+
+Two runs of one recipe on one machine end with the same weights. How fast it gets there is the `Engine`'s business.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal
+
+from torch import Tensor
+
+from featureflock.data import DataSet, Digits, content_digest
+from featureflock.methods import FeatureWGD, Method
+from featureflock.models import MLP, Architecture
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train, on what, and how.
+
+    SGD with momentum. The learning rate of epoch e is learning_rate · decay_ratio^(number of decay epochs ≤ e).
+    """
+
+    data: DataSet = Digits()
+    """Data set."""
+    model: Architecture = MLP()
+    """Network of each member, without its last linear layer."""
+    method: Method = FeatureWGD()
+    """What makes an ensemble of the members."""
+    members: int | None = None
+    """Members of the ensemble; None for the method's usual number, the paper's 10, or 1 for single networks."""
+    epochs: int = 60
+    """Passes over the training set."""
+    batch: int = 128
+    """Examples in a batch. The last batch of an epoch may be smaller."""
+    learning_rate: float = 0.1
+    """Learning rate before any decay."""
+    decay_epochs: tuple[int, ...] = ()
+    """Epochs, counted from 0, at whose beginning the learning rate is multiplied by the decay ratio."""
+    decay_ratio: float = 0.1
+    """What the learning rate is multiplied by at each decay."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = True
+    """Nesterov's form of the momentum."""
+    weight_decay: float = 5e-4
+    """λ of the penalty (λ/2) ‖w‖² on all weights."""
+    subset: int | None = None
+    """Train on so many examples only, as many of each class."""
+    validation: int = 0
+    """Hold so many examples out of the training set, as many of each class, and measure on them after each epoch."""
+    split_seed: int = 0
+    """Draws the validation examples and the subset."""
+    seed: int = 0
+    """Draws everything else: initial weights, order of the data, augmentation, dropout."""
+    precision: Precision = "auto"
+    """Of the networks' products: float32, or bfloat16 with float32 weights (autocast); auto: what is fastest."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("learning_rate", "decay_ratio"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive finite number; got {getattr(self, name)}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be a finite number of at least 0; got {self.weight_decay}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1; got {self.momentum}.")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("Nesterov's form needs a momentum above 0; switch it off or set momentum, such as 0.9.")
+        if any(e < 1 for e in self.decay_epochs) or list(self.decay_epochs) != sorted(set(self.decay_epochs)):
+            raise ValueError(f"decay_epochs must be rising numbers from 1, like 150 225; got {self.decay_epochs}.")
+        if self.members is not None and not 1 <= self.members <= 1000:
+            raise ValueError(f"members must be 1 to 1,000; got {self.members}.")
+        if not 0 <= self.seed < 4_000_000 or not 0 <= self.split_seed < 4_000_000:
+            raise ValueError(f"Seeds go from 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
+        if self.validation < 0 or (self.subset is not None and self.subset < 1):
+            raise ValueError(f"subset and validation count examples; got {self.subset} and {self.validation}.")
+
+    def learning_rate_of(self, epoch: int) -> float:
+        return self.learning_rate * self.decay_ratio ** sum(e <= epoch for e in self.decay_epochs)
+
+
+def describe(value: Any) -> Any:
+    """A recipe, or a part of one, as JSON: a dataclass as its class and fields, tensors by their digest."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": type(value).__name__, **fields}
+    if isinstance(value, Tensor):
+        return {"shape": list(value.shape), "sha256": content_digest(value)}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def differences(ours: Any, theirs: Any, name: str = "") -> list[str]:
+    """Where two descriptions differ, as "name: ours, not theirs"."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("class") == theirs.get("class"):
+        keys = [*ours, *(key for key in theirs if key not in ours)]
+        return [
+            line
+            for key in keys
+            for line in differences(ours.get(key), theirs.get(key), f"{name}.{key}".removeprefix("."))
+        ]
+    if ours == theirs:
+        return []
+    return [f"{name} is {_short(ours)} instead of {_short(theirs)}"]
+
+
+def _short(value: Any) -> str:
+    return str(value["class"]) if isinstance(value, dict) and "class" in value else json.dumps(value)

@@ -1,0 +1,90 @@
+"""Named recipes: the paper's settings (its appendix B), and small ones for a laptop.
+
+Appendix B gives one training scheme for each data set, and a prior and a rank for each table; what differs from the
+scheme is what stands in a recipe. The paper's priors for weight-WGD and function-WGD are those methods' own defaults.
+"""
+
+from dataclasses import dataclass, replace
+
+from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.methods import FeatureWGD
+from featureflock.models import CNN, MLP, WRN, ResNetCIFAR, ResNetImageNet
+from featureflock.priors import Cauchy, Normal, Uniform
+from featureflock.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class NamedRecipe:
+    what: str
+    recipe: Recipe
+
+
+_CIFAR10 = Recipe(
+    data=CIFAR10(),
+    model=WRN(16, 4),
+    method=FeatureWGD(Cauchy(1e-3)),
+    members=10,
+    epochs=300,
+    batch=128,
+    learning_rate=0.1,
+    decay_epochs=(150, 225),
+    decay_ratio=0.1,
+    weight_decay=5e-4,
+)
+_CIFAR100 = replace(_CIFAR10, data=CIFAR100(), method=FeatureWGD(Cauchy(5e-3)), decay_epochs=(150, 225, 250))
+_IMAGENET = Recipe(
+    data=ImageFolder(),
+    model=ResNetImageNet(50),
+    method=FeatureWGD(Cauchy(2e-3)),
+    members=5,
+    epochs=90,
+    batch=256,
+    learning_rate=0.1,
+    decay_epochs=(30, 60),
+    decay_ratio=0.1,
+    weight_decay=1e-4,
+)
+_SMALL = Recipe(members=5, epochs=20, decay_epochs=(10, 15))
+
+RECIPES = {
+    "digits": NamedRecipe(
+        "Embedded 8×8 digits, a perceptron: seconds, nothing to download.",
+        replace(_SMALL, data=Digits(), model=MLP(), epochs=60, batch=64, decay_epochs=(30, 45)),
+    ),
+    "digits-cnn": NamedRecipe(
+        "The same with a small convolutional network.",
+        replace(_SMALL, data=Digits(), model=CNN(), batch=64),
+    ),
+    "two-view-digits": NamedRecipe(
+        "Pairs of digits side by side, of which each half tells the class.",
+        replace(_SMALL, data=Digits(views=2), model=MLP(), epochs=60, batch=64, decay_epochs=(30, 45)),
+    ),
+    "mnist-cnn": NamedRecipe("MNIST, a small convolutional network.", replace(_SMALL, data=MNIST(), model=CNN())),
+    "fashion-mnist-cnn": NamedRecipe(
+        "Fashion-MNIST, a small convolutional network.", replace(_SMALL, data=FashionMNIST(), model=CNN())
+    ),
+    "cifar10-small": NamedRecipe(
+        "CIFAR-10 for a laptop: WRN-10-1 × 5, 8 epochs.",
+        replace(_CIFAR10, model=WRN(10, 1), members=5, epochs=8, decay_epochs=(5, 7)),
+    ),
+    "cifar10-wrn16x4": NamedRecipe("The paper's CIFAR-10: WRN-16-4 × 10.", _CIFAR10),
+    "cifar100-wrn16x4": NamedRecipe("The paper's CIFAR-100: WRN-16-4 × 10, Cauchy prior of precision 5e-3.", _CIFAR100),
+    "cifar100-wrn16x4-normal": NamedRecipe(
+        "Its table of priors: normal, 5e-3.", replace(_CIFAR100, method=FeatureWGD(Normal(5e-3)))
+    ),
+    "cifar100-wrn16x4-uniform": NamedRecipe(
+        "Its table of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
+    ),
+    "cifar100-wrn16x2": NamedRecipe("Its table of widths: WRN-16-2.", replace(_CIFAR100, model=WRN(16, 2))),
+    "cifar100-wrn16x8": NamedRecipe("Its table of widths: WRN-16-8.", replace(_CIFAR100, model=WRN(16, 8))),
+    "cifar100-resnet32": NamedRecipe(
+        "Its comparison with ADP and DICE: ResNet-32 × 4, Cauchy 1e-3, rank 4.",
+        replace(_CIFAR100, model=ResNetCIFAR(32), members=4, method=FeatureWGD(Cauchy(1e-3), rank=4)),
+    ),
+    "cifar100-wrn28x2": NamedRecipe(
+        "The same: WRN-28-2 × 3, Cauchy 1e-3, rank 3.",
+        replace(_CIFAR100, model=WRN(28, 2), members=3, method=FeatureWGD(Cauchy(1e-3), rank=3)),
+    ),
+    "imagenet-resnet50": NamedRecipe("The paper's ImageNet: ResNet-50 × 5, Cauchy prior of precision 2e-3.", _IMAGENET),
+}
+"""Recipes by the name that the command line knows them by."""

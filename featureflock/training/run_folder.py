@@ -1,0 +1,108 @@
+"""A run's folder, which says by itself what is in it:
+
+recipe.json        what was trained
+environment.json   with what: versions, machine, commit, command; one entry for each time the run was started
+metrics.jsonl      one line an epoch
+checkpoints/       the last two
+ensemble/          the trained ensemble, for featureflock.load
+result.json        what it came to; there when the run is finished
+tensorboard/       the same curves for TensorBoard, if that is installed
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featureflock.files import write_atomically
+from featureflock.training import checkpoint as checkpoints
+from featureflock.training.checkpoint import Checkpoint
+from featureflock.training.recipe import differences
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def ensemble(self) -> Path:
+        return self.path / "ensemble"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def check(self, recipe: dict[str, Any], resume: bool) -> None:
+        """See that there is nothing in the way, or a run of this recipe that is to be resumed."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self} is a file; give the name of a folder for the run.")
+        known = self.path / "recipe.json"
+        if not known.exists():
+            if self.path.exists() and any(p for p in self.path.iterdir() if not p.name.startswith(".")):
+                raise ValueError(f"{self} holds other files but no run; give the name of a new folder.")
+            return
+        if not resume:
+            raise ValueError(f"{self} holds a run already; add --resume to go on with it, or give another folder.")
+        differing = differences(recipe, self._read("recipe.json"))
+        if differing:
+            raise ValueError(
+                f"{self} is a run of another recipe: {'; '.join(differing)}. Give the recipe that it was started with, "
+                "or another folder."
+            )
+
+    def begin(self, recipe: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Make the folder, if it is not there, and write what is trained, and with what."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "recipe.json", _json(recipe))
+        before = self._read("environment.json") if (self.path / "environment.json").exists() else []
+        write_atomically(self.path / "environment.json", _json([*before, environment]))
+
+    def result(self) -> dict[str, Any] | None:
+        """What a finished run came to."""
+        return self._read("result.json") if (self.path / "result.json").exists() else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_atomically(self.path / "result.json", _json(result))
+
+    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+        return checkpoints.read_newest(self.checkpoints)
+
+    def forget_metrics_from(self, epoch: int) -> None:
+        """Keep the lines of the epochs before this one: the others will be written again."""
+        kept = [line for line in self.read_metrics() if line["epoch"] < epoch]
+        write_atomically(self.metrics, b"".join(_line(line) for line in kept))
+
+    def add_metrics(self, line: dict[str, Any]) -> None:
+        with open(self.metrics, "ab") as file:
+            file.write(_line(line))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines: a process that was killed may have left a piece of one."""
+        lines = []
+        for text in self.metrics.read_bytes().splitlines() if self.metrics.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                continue
+        return lines
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{self.path / name} is no readable JSON; was it altered?") from error
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value) + "\n").encode()

@@ -1,0 +1,71 @@
+"""What a run is made of at a moment: enough to go on from as if nothing had happened."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featureflock.ensemble import Ensemble
+from featureflock.training.checkpoint import Checkpoint
+from featureflock.training.recipe import Recipe
+
+
+@dataclass
+class State:
+    ens: Ensemble
+    optimiser: torch.optim.Optimizer
+    totals: Tensor
+    """Sums over this epoch: the loss, the members' mean cross-entropy, correct answers, examples."""
+    first_bad: Tensor
+    """(n + 1,): the step at which each member's loss, and lastly the whole, was first not finite; −1 for never."""
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Steps of the whole run that are done."""
+    seconds: float = 0.0
+    """That this epoch has taken."""
+    unreadable: list[str] = field(default_factory=list)
+    """Examples that could not be read in this epoch."""
+
+    def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
+        tensors = {f"ensemble/{name}": tensor for name, tensor in self.ens.state_dict().items()}
+        for name, parameter in self.ens.named_parameters():
+            for key, value in self.optimiser.state[parameter].items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimiser/{name}/{key}"] = value
+        tensors["totals"] = self.totals
+        where = {name: getattr(self, name) for name in ("epoch", "batch", "step", "seconds", "unreadable")}
+        return Checkpoint(tensors, {**facts, **where})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """The inverse of `checkpoint`. Memory formats are those of the ensemble, whatever they were before."""
+        tensors = checkpoint.tensors
+        prefix = "ensemble/"
+        self.ens.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+        parameters = dict(self.ens.named_parameters())
+        for path, value in tensors.items():
+            if path.startswith("optimiser/"):
+                name, key = path.removeprefix("optimiser/").rsplit("/", 1)
+                parameter = parameters[name]
+                like = parameter if value.shape == parameter.shape else value.to(parameter.device)
+                self.optimiser.state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        self.totals.copy_(tensors["totals"])
+        for name in ("epoch", "batch", "step", "seconds", "unreadable"):
+            setattr(self, name, checkpoint.facts[name])
+
+
+def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
+    device = next(ens.parameters()).device
+    optimiser = torch.optim.SGD(
+        [p for p in ens.parameters() if p.requires_grad],
+        lr=recipe.learning_rate,
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+        fused=device.type in ("cpu", "cuda"),
+    )
+    exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    totals = torch.zeros(4, dtype=exact, device=device)
+    return State(ens, optimiser, totals, torch.full((len(ens) + 1,), -1, device=device))
