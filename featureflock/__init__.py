@@ -1,6 +1,6 @@
 """featureflock: ensembles of neural networks whose members are kept apart in feature space."""
 
-from featureflock import methods
+from featureflock import methods, models
 from featureflock.ensemble import Ensemble, Uncertainty
 from featureflock.kernels import RBF
 from featureflock.particles import ParticleLayer, transport
@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "load",
     "methods",
+    "models",
     "save",
     "transport",
 ]

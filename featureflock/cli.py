@@ -5,6 +5,7 @@ Commands are imported when they are called for, so that this page costs nothing.
 
 import difflib
 import importlib
+import signal
 import sys
 
 COMMANDS = {
@@ -30,8 +31,8 @@ def main() -> None:
     except (ValueError, OSError, ArithmeticError) as error:
         sys.exit(f"featureflock: {error}")
     except KeyboardInterrupt as interrupt:
-        print(f"featureflock: {interrupt or 'stopped; nothing was written.'}", file=sys.stderr)
-        sys.exit(130)
+        print(f"featureflock: {interrupt or 'stopped.'}", file=sys.stderr)
+        sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # what a shell reports of a signal
 
 
 def _help() -> str:

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from featureflock.describing import NotImported, Reader, Undescribed, Writer
 from featureflock.ensemble import Ensemble
+from featureflock.files import clear_partials, write_atomically
 
 _FORMAT = "featureflock ensemble"
 _VERSION = 1
 _INDEX = "ensemble.json"
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
-_PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
 
 
 def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
@@ -66,9 +66,9 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     before = _weights_named_in(folder)
-    _write(folder / weights, data)
+    write_atomically(folder / weights, data)
     try:
-        _write(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
+        write_atomically(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
     except BaseException:
         (folder / weights).unlink(missing_ok=True)
         raise
@@ -135,25 +135,12 @@ def _weights_named_in(folder: Path) -> str | None:
 
 def _clear(folder: Path, keep: str, drop: str | None) -> None:
     """Remove the weights that were replaced, and what saves that were killed an hour or more ago have left."""
+    clear_partials(folder)
     for path in folder.iterdir():
-        if path.name != keep and (_WEIGHTS.fullmatch(path.name) or _PARTIAL.fullmatch(path.name)):
+        if path.name != keep and _WEIGHTS.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):  # another save may have been quicker
                 if path.name == drop or time.time() - path.stat().st_mtime > 3600:
                     path.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing, also when the machine stops in between."""
-    partial = path.with_name(f".featureflock-{uuid.uuid4().hex}.partial")
-    try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

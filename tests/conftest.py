@@ -1,5 +1,37 @@
 """One thread: the tensors here are tiny, and threads that wait for each other are most of the time."""
 
+import pytest
 import torch
 
+pytest.register_assert_rewrite("published_formats")  # so that its asserts, too, show the values
+
+from published_formats import Server, alter, collection, digests, on, pickled_files, tar_of  # noqa: E402
+
 torch.set_num_threads(1)
+
+
+# ---- for the tests that get, cache and read the published data sets
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FEATUREFLOCK_CACHE", str(folder))
+    monkeypatch.setenv("NO_PROXY", "*")
+    return folder
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def served(server, monkeypatch):
+    """CIFAR-10 is a small collection on the server."""
+    raw = collection("cifar10", 40, 10)
+    server.content = tar_of(pickled_files("cifar10", raw), "cifar-10-batches-py")
+    alter(monkeypatch, "cifar10", train=40, test=10, sha256=digests(raw), sources=(on(server, "whole"),))
+    return raw

@@ -91,7 +91,7 @@ def test_ctrl_c_ends_it_with_a_sentence(tmp_path):
         time.sleep(8)  # training has begun, or the processes are starting
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its processes
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert errors.strip() == "featureflock: stopped; no report was written."
     assert not list((tmp_path / "featureflock-demo").iterdir())
     for _ in range(100):  # no process is left behind

@@ -14,7 +14,10 @@ from featureflock.demo_report import summarise, tables, verdict, write_report
 
 def main(args: list[str]) -> None:
     """Run `featureflock demo` with these arguments."""
-    tyro.cli(demo, prog="featureflock demo", args=args)
+    try:
+        tyro.cli(demo, prog="featureflock demo", args=args)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt("stopped; no report was written.") from interrupt
 
 
 def demo(

@@ -156,11 +156,8 @@ def _run(name: str, options: Any) -> None:
     if tensorboard_is_installed():
         shown.append(Board(out / "tensorboard"))
     members = recipe.method.usual_members if recipe.members is None else recipe.members
-    console.print(
-        f"{name}: {_current(recipe, 'method')}, {members} member{'s' * (members > 1)}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}, "
-        f"in {out}",
-        soft_wrap=True,
-    )
+    plan = f"{_current(recipe, 'method')}, members: {members}, epochs: {recipe.epochs}"
+    console.print(f"{name}: {plan}, in {out}", soft_wrap=True)
     result = train(recipe, out, engine=options.engine, resume=options.resume, reporter=Several(*shown))
     test = result["test"]
     lines = [

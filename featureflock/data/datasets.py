@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -73,6 +72,8 @@ class Digits(DataSet):
             return Splits(
                 InMemory(x_train, pairs.y_train, scale=scale), InMemory(x_test, pairs.y_test, scale=scale), 10
             )
+        from sklearn.datasets import load_digits  # takes a second, which other data need not wait for
+
         images, labels = load_digits(return_X_y=True)
         order = permutation(len(labels), 0)
         x, y = torch.from_numpy(images).to(torch.uint8).view(-1, 1, 8, 8)[order], torch.from_numpy(labels)[order]

@@ -8,7 +8,6 @@ views. An ensemble whose members look at different views should lose little when
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 NOISE = 0.4
@@ -30,6 +29,8 @@ def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> Tw
     """`train` and `test` pictures, as many of each digit; which scans make them is drawn from the seed."""
     if train < 10 or test < 10 or train % 10 or test % 10:
         raise ValueError(f"Two-view digits come in multiples of ten pictures; got train={train}, test={test}.")
+    from sklearn.datasets import load_digits  # takes a second, which other data need not wait for
+
     images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(images).float().view(-1, 8, 8) / 16
     y = torch.from_numpy(labels)

@@ -4,7 +4,16 @@ extractor = models.WRN(depth=16, width=4).extractor((3, 32, 32))     # the same 
 head = models.linear_head(extractor.feature_dim, 10)
 """
 
-from featureflock.models.architecture import CNN, MLP, WRN, Architecture, OwnModel, ResNetCIFAR, ResNetImageNet, linear_head
+from featureflock.models.architecture import (
+    CNN,
+    MLP,
+    WRN,
+    Architecture,
+    OwnModel,
+    ResNetCIFAR,
+    ResNetImageNet,
+    linear_head,
+)
 from featureflock.models.resnet import CifarResNet, ResNet
 from featureflock.models.small import ConvNet, Perceptron
 from featureflock.models.wide_resnet import WideResNet

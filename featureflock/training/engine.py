@@ -99,6 +99,8 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         raise ValueError(f"The device {name} cannot be used here: {str(error).splitlines()[0]}") from error
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
+    if engine.compile == "on" and engine.run != "sequential":
+        raise ValueError(f"--compile on needs members one after another; leave --run {engine.run} out, or --compile.")
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
     compilable = engine.run == "sequential" and (device.type == "cuda" or _has_compiler())
     return Setup(

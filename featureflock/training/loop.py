@@ -270,14 +270,13 @@ class _Loop:
 
 
 def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
-    """Multiplications of the whole run, roughly: backward takes twice as many as forward."""
-    x = next(iter(examples.batches([torch.zeros(2, dtype=torch.int64)], torch.device("cpu")))).x
-    extractor, mode = ens.extractors[0], ens.extractors[0].training
+    """Multiplications of the whole run, roughly: a backward pass takes twice as many as a forward pass."""
+    x = next(iter(examples.batches([torch.zeros(1, dtype=torch.int64)], torch.device("cpu")))).x
+    extractor = ens.extractors[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         extractor.eval()(x)
-    extractor.train(mode)
-    multiplications: float = counter.get_total_flops() / 2 / len(x)
-    return 3.0 * multiplications * len(ens) * len(examples) * recipe.epochs
+    extractor.train()
+    return 3.0 * counter.get_total_flops() / 2 * len(ens) * len(examples) * recipe.epochs
 
 
 def _gpus(setup: Setup) -> list[torch.device]:

@@ -1,0 +1,5 @@
+"""python -m featureflock: the command line, for launchers that start modules."""
+
+from featureflock.cli import main
+
+main()

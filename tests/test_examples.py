@@ -1,0 +1,350 @@
+"""Batches: augmentation against a naive loop, randomness, subsets, files that cannot be read, data of one's own."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+from torch.utils.data import Dataset
+
+from featureflock.data import Digits, Draw, ImageFolder, InMemory, OwnData, Scale, Splits, crop_and_flip, from_dataset
+from featureflock.data.folders import centre, random_box
+from featureflock.data.randomness import below, permutation, random_bits, uniform
+
+CPU = torch.device("cpu")
+
+
+def pictures(count: int, height: int = 9, width: int = 7) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(1, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+# Random numbers
+
+
+def test_python_and_tensors_draw_the_same_numbers():
+    index = torch.arange(1000)
+    bits = random_bits(3, 7, index, 1)
+    assert bits.tolist() == [random_bits(3, 7, i, 1) for i in range(1000)]
+    assert int(bits.min()) >= 0
+    assert int(bits.max()) < 2**32
+
+
+def test_numbers_are_uniform_and_independent_of_their_neighbours():
+    index = torch.arange(200_000)
+    u = random_bits(0, 0, index, 0) / 2**32
+    assert abs(float(u.mean()) - 0.5) < 4 / math.sqrt(12 * len(u))
+    counts = torch.bincount((u * 100).long(), minlength=100).double()
+    chi_square = float(((counts - 2000) ** 2 / 2000).sum())
+    assert 99 - 5 * math.sqrt(198) < chi_square < 99 + 5 * math.sqrt(198)
+    for other in (random_bits(0, 0, index + 1, 0), random_bits(0, 1, index, 0), random_bits(1, 0, index, 0)):
+        correlation = torch.corrcoef(torch.stack([u, other / 2**32]))[0, 1]
+        assert abs(float(correlation)) < 5 / math.sqrt(len(u))
+
+
+def test_integers_below_a_bound_are_all_as_likely():
+    counts = torch.bincount(below(9, 5, 2, torch.arange(90_000), 0), minlength=9)
+    assert len(counts) == 9
+    assert float((counts - 10_000).abs().max()) < 5 * math.sqrt(10_000)
+
+
+def test_an_order_is_a_permutation_of_its_own_for_each_epoch():
+    orders = [permutation(100, 0, 1, epoch) for epoch in range(3)]
+    assert all(order.sort().values.tolist() == list(range(100)) for order in orders)
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+    assert torch.equal(permutation(100, 0, 1, 2), orders[2])
+
+
+# Crop and flip
+
+
+def naive_crop_and_flip(x, index, draw, padding, flip):
+    """One picture at a time, with Python's loops."""
+    out = torch.zeros_like(x)
+    _, channels, height, width = x.shape
+    for b, i in enumerate(index.tolist()):
+        top = random_bits(draw.seed, draw.epoch, i, 0) * (2 * padding + 1) >> 32
+        left = random_bits(draw.seed, draw.epoch, i, 1) * (2 * padding + 1) >> 32
+        mirror = flip and random_bits(draw.seed, draw.epoch, i, 2) >> 31 == 1
+        for row in range(height):
+            for column in range(width):
+                from_row, from_column = row + top - padding, column + left - padding
+                if 0 <= from_row < height and 0 <= from_column < width:
+                    target = width - 1 - column if mirror else column
+                    for channel in range(channels):
+                        out[b, channel, row, target] = x[b, channel, from_row, from_column]
+    return out
+
+
+@pytest.mark.parametrize(("padding", "flip"), [(0, False), (4, False), (0, True), (4, True)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_crop_and_flip_is_the_naive_loop(padding, flip, layout):
+    x, index = pictures(40).contiguous(memory_format=layout), torch.arange(100, 140)
+    got = crop_and_flip(x, index, Draw(3, 5), padding=padding, flip=flip)
+    assert torch.equal(got, naive_crop_and_flip(x, index, Draw(3, 5), padding, flip))
+    assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_every_window_and_both_mirror_images_come_as_often():
+    x = torch.zeros(8100, 1, 9, 9, dtype=torch.uint8)
+    x[:, :, 4, 4] = 1  # where the middle pixel goes tells the window
+    windows = crop_and_flip(x, torch.arange(8100), Draw(0, 0), padding=4, flip=True).flatten(1).argmax(1)
+    counts = torch.bincount(windows, minlength=81)
+    assert float((counts - 100).abs().max()) < 5 * math.sqrt(100)
+    x[:, :, 4, 8] = 2  # and a pixel at the right edge the side
+    mirrored = crop_and_flip(x, torch.arange(8100), Draw(0, 0), padding=0, flip=True).flatten(1).argmax(1) == 36
+    assert abs(int(mirrored.sum()) - 4050) < 5 * math.sqrt(8100 / 4)
+
+
+def test_what_a_picture_gets_depends_on_seed_epoch_and_index_alone():
+    examples = InMemory(pictures(50), torch.zeros(50, dtype=torch.int64), padding=4, flip=True)
+    everything = next(examples.batches([torch.arange(50)], CPU, Draw(1, 2))).x
+    order = permutation(50, 9)
+    shuffled = torch.cat([batch.x for batch in examples.batches(order.split(7), CPU, Draw(1, 2))])
+    assert torch.equal(shuffled, everything[order])
+    some = examples.select(torch.tensor([30, 4, 17]))  # a subset, or another process's share
+    assert torch.equal(next(some.batches([torch.arange(3)], CPU, Draw(1, 2))).x, everything[[30, 4, 17]])
+    for other in (Draw(1, 3), Draw(2, 2)):
+        assert not torch.equal(next(examples.batches([torch.arange(50)], CPU, other)).x, everything)
+
+
+def test_evaluation_is_without_augmentation_and_normalised():
+    x = pictures(20)
+    scale = Scale((100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
+    examples = InMemory(x, torch.arange(20), scale=scale, padding=4, flip=True)
+    batch = next(examples.batches([torch.arange(5, 12)], CPU))
+    mean, deviation = torch.tensor(scale.mean).view(3, 1, 1), torch.tensor(scale.deviation).view(3, 1, 1)
+    assert_close(batch.x, (x[5:12].float() - mean) / deviation)
+    assert batch.y.tolist() == list(range(5, 12))
+
+
+def test_floats_are_used_as_they_are():
+    x = torch.randn(6, 5, dtype=torch.float64)
+    assert torch.equal(next(InMemory(x, torch.arange(6)).batches([torch.arange(6)], CPU, Draw(0, 0))).x, x)
+
+
+# Subsets and validation
+
+
+def splits(labels: torch.Tensor) -> Splits:
+    x = torch.arange(len(labels)).float()[:, None]
+    return Splits(InMemory(x, labels), InMemory(x, labels), 1 + int(labels.max()))
+
+
+def test_subset_and_validation_are_balanced_disjoint_and_seeded():
+    labels = torch.arange(1000) % 10
+    divided = splits(labels).divided(validation=100, subset=205, seed=3)
+    held_out, used = divided.validation.indices.tolist(), divided.train.indices.tolist()
+    assert not set(held_out) & set(used)
+    assert torch.bincount(divided.validation.labels).tolist() == [10] * 10
+    counts = torch.bincount(divided.train.labels)
+    assert int(counts.sum()) == 205
+    assert sorted(counts.tolist()) == [20] * 5 + [21] * 5
+    again = splits(labels).divided(validation=100, subset=205, seed=3)
+    assert again.train.indices.tolist() == used
+    assert splits(labels).divided(validation=100, subset=205, seed=4).train.indices.tolist() != used
+    assert splits(labels).divided(validation=100, seed=3).validation.indices.tolist() == held_out
+    assert len(divided.test) == 1000
+
+
+def test_a_small_class_gives_all_it_has():
+    labels = torch.tensor([0] * 500 + [1] * 500 + [2] * 7)
+    counts = torch.bincount(splits(labels).divided(subset=107).train.labels)
+    assert counts.tolist() == [50, 50, 7]
+
+
+@pytest.mark.parametrize("wrong", [{"subset": 101}, {"subset": 0}, {"validation": 100}, {"validation": -1}])
+def test_impossible_subsets_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"must .*100|must .*99"):
+        splits(torch.arange(100) % 10).divided(**wrong)
+
+
+def test_digits_are_real_and_apart():
+    data = Digits().load()
+    assert (len(data.train), len(data.test), data.classes) == (1200, 597, 10)
+    train, test = ({x.numpy().tobytes() for x in part.x} for part in (data.train, data.test))
+    assert len(train & test) < 5  # scikit-learn's digits have hardly any twins
+    assert Digits(views=2).load().train.shape == (1, 8, 16)
+
+
+# Pictures in folders
+
+
+@pytest.fixture
+def tree(tmp_path):
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 12), ("val", 4)):
+        for label, name in enumerate(("ant", "bee", "cat")):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for k in range(count):
+                size = generator.integers(20, 60, 2)
+                pixels = generator.integers(0, 60, (*size, 3)) + 80 * label  # the class is how bright it is
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{k}.JPEG", quality=95)
+    return tmp_path
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_tree_of_jpegs_is_read(tree, workers):
+    data = ImageFolder(tree, size=16, workers=workers).load()
+    assert (len(data.train), len(data.test), data.classes) == (36, 12, 3)
+    assert data.train.labels.tolist() == [0] * 12 + [1] * 12 + [2] * 12
+    x, y, unreadable = next(data.train.batches([permutation(36, 0)], CPU, Draw(0, 0)))
+    assert x.shape == (36, 3, 16, 16)
+    assert not unreadable
+    brightness = torch.stack([x[y == label].mean() for label in range(3)])
+    assert brightness[0] < brightness[1] < brightness[2]
+    again = torch.cat([batch.x for batch in data.train.batches(list(permutation(36, 0).split(5)), CPU, Draw(0, 0))])
+    assert torch.equal(again, x)  # whatever the batches are
+    other = next(data.train.batches([permutation(36, 0)], CPU, Draw(0, 1))).x
+    assert not torch.equal(other, x)
+
+
+def test_evaluation_scales_and_takes_the_centre(tree):
+    data = ImageFolder(tree, size=16, workers=0).load()
+    path = tree / "val" / "ant" / "0.JPEG"
+    with Image.open(path) as picture:
+        width, height = picture.size
+        short = min(width, height)
+        scaled = picture.resize((width * 18 // short, height * 18 // short), Image.Resampling.BILINEAR)
+        left, top = round((scaled.width - 16) / 2), round((scaled.height - 16) / 2)
+        expected = np.array(scaled.crop((left, top, left + 16, top + 16))).transpose(2, 0, 1)
+    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (expected / 255 - mean[:, None, None]) / deviation[:, None, None]
+    got = next(data.test.batches([torch.tensor([0])], CPU)).x[0]
+    assert_close(got, torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_imagenet_is_scaled_to_256_for_224():
+    assert centre(Image.new("RGB", (500, 375)), 224).size == (224, 224)
+    ramp = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[:, None, None], (1, 341, 3)))
+    rows = np.array(centre(ramp, 224))[:, 0, 0]  # 256 rows stay 256, of which the middle 224 are taken
+    assert (rows[0], rows[-1]) == (16, 239)
+
+
+def test_random_windows_have_the_published_areas_and_aspects():
+    boxes = np.array([random_box(400, 300, 0, 0, i) for i in range(4000)])
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert (boxes[:, :2] >= 0).all()
+    assert (boxes[:, 2] <= 400).all()
+    assert (boxes[:, 3] <= 300).all()
+    share, ratio = width * height / 120_000, width / height
+    assert 0.078 < share.min() < 0.1
+    assert share.max() > 0.9
+    assert ratio.min() > 0.74
+    assert ratio.max() < 1.35
+    square = np.array([random_box(1000, 1000, 1, 0, i) for i in range(4000)])
+    width, height = square[:, 2] - square[:, 0], square[:, 3] - square[:, 1]
+    fits = width * height < 0.7e6  # below 3/4 of the area every aspect fits, so nothing was drawn again
+    area, log_ratio = (width * height)[fits] / 1e6, np.log(width / height)[fits]
+    assert abs(area.mean() - (0.08 + 0.7) / 2) < 5 * (0.7 - 0.08) / math.sqrt(12 * fits.sum())
+    assert abs(log_ratio.mean()) < 5 * log_ratio.std() / math.sqrt(fits.sum())
+    assert abs(log_ratio.std() - 2 * math.log(4 / 3) / math.sqrt(12)) < 0.01
+    left = (square[:, 0] / np.maximum(1000 - width, 1))[fits]
+    assert abs(left.mean() - 0.5) < 5 / math.sqrt(12 * fits.sum())
+    assert random_box(1000, 10, 0, 0, 0) == (493, 0, 506, 10)  # nothing fits: the central window of ratio 4/3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_pictures_are_named_and_skipped(tree, workers):
+    whole = (tree / "train" / "bee" / "3.JPEG").read_bytes()
+    (tree / "train" / "bee" / "3.JPEG").write_bytes(whole[: len(whole) // 2])
+    (tree / "train" / "cat" / "5.JPEG").write_bytes(b"no picture at all")
+    (tree / "train" / "ant" / "0.JPEG").unlink()
+    (tree / "train" / "ant" / "0.JPEG").mkdir()
+    data = ImageFolder(tree, size=16, workers=workers).load()
+    batches = list(data.train.batches(list(torch.arange(36).split(12)), CPU, Draw(0, 0)))
+    assert [len(batch.y) for batch in batches] == [11, 11, 11]
+    named = " ".join(" ".join(batch.unreadable) for batch in batches)
+    assert all(name in named for name in ("bee/3.JPEG", "cat/5.JPEG", "ant/0.JPEG"))
+    assert [batch.y.unique().tolist() for batch in batches] == [[0], [1], [2]]  # labels stay with their pictures
+
+
+def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
+    monkeypatch.setattr("featureflock.data.streamed._TOLERATED", 3)
+    data = ImageFolder(tree, size=16, workers=0).load()
+    for path in (tree / "train").rglob("*.JPEG"):
+        path.unlink()
+    with pytest.raises(OSError, match="More than 3 of 36 examples cannot be read"):
+        list(data.train.batches(list(torch.arange(36).split(5)), CPU, Draw(0, 0)))
+
+
+def test_odd_trees_get_a_sentence(tmp_path, tree):
+    for folder, message in ((tmp_path / "nowhere", "no folder"), (tree / "train", "holds none of the folders train")):
+        with pytest.raises(FileNotFoundError, match=message):
+            ImageFolder(folder).load()
+    (tree / "val" / "dog").mkdir()
+    with pytest.raises(ValueError, match="has the class dog, which is not in"):
+        ImageFolder(tree).load()
+    (tree / "train" / "dog").mkdir()
+    with pytest.raises(ValueError, match="dog holds no pictures"):
+        ImageFolder(tree).load()
+
+
+def test_grey_palette_and_transparent_pictures_become_colour(tree):
+    picture = Image.new("L", (30, 30), 200)
+    picture.save(tree / "train" / "ant" / "grey.png")
+    picture.convert("P").save(tree / "train" / "ant" / "palette.gif")
+    picture.convert("RGBA").save(tree / "train" / "ant" / "alpha.png")
+    train = ImageFolder(tree, size=8, workers=0).load().train
+    batch = next(train.batches([torch.arange(len(train))], CPU))
+    assert not batch.unreadable
+    assert batch.x.shape[1] == 3
+
+
+# Data of one's own
+
+
+class Noisy(Dataset):
+    """Items whose transform draws from all three sources of random numbers."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        noise = torch.rand(()) + random.random() + np.random.rand()  # noqa: NPY002
+        return torch.tensor([index, float(noise)]), index % 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_with_random_transforms_repeats_itself(workers):
+    examples = from_dataset(Noisy(), workers=workers)
+    assert examples.labels.tolist() == [i % 3 for i in range(30)]
+    order = permutation(30, 1)
+    x = next(examples.batches([order], CPU, Draw(0, 4))).x
+    assert x[:, 0].tolist() == order.tolist()
+    assert torch.equal(torch.cat([b.x for b in examples.batches(list(order.split(4)), CPU, Draw(0, 4))]), x)
+    assert not torch.equal(next(examples.batches([order], CPU, Draw(0, 5))).x, x)
+    assert len(set(x[:, 1].tolist())) == 30
+
+
+def test_own_bytes_are_normalised_by_the_training_pictures():
+    x = pictures(200)
+    data = OwnData((x, torch.arange(200) % 4), (x[:10], torch.arange(10) % 4)).load()
+    batch = next(data.train.batches([torch.arange(200)], CPU)).x.double()
+    assert_close(batch.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-5, rtol=0)
+    assert_close(batch.std((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64), atol=1e-5, rtol=0)
+    assert data.classes == 4
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(5, 2), torch.zeros(4, dtype=torch.int64), "5 inputs but 4 labels"),
+        (torch.zeros(5, 2), torch.zeros(5), "must be integers"),
+        (torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.int64), "must be integers"),
+        (torch.zeros(5, 2), torch.tensor([0, 1, -1, 0, 1]), "the smallest is -1"),
+        (torch.full((5, 2), math.nan), torch.zeros(5, dtype=torch.int64), "not finite"),
+        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "There must be examples in both parts"),
+    ],
+)
+def test_wrong_arrays_get_a_sentence(x, y, message):
+    with pytest.raises(ValueError, match=message):
+        OwnData((x, y), (torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64))).load()
+
+
+def test_uniform_is_below_one():
+    assert max(uniform(0, i) for i in range(10_000)) < 1

@@ -1,0 +1,413 @@
+"""The loop: what it computes, what it writes, and what it says when something is wrong."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import TensorDataset
+
+import featureflock as ff
+from featureflock.data import Digits, Draw, OwnData, permutation
+from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
+from featureflock.models import CNN, MLP, OwnModel, linear_head
+from featureflock.training import RECIPES, Diverged, Engine, Recipe, Reporter, train
+from featureflock.training.checkpoint import Checkpoint, read_newest, write
+from featureflock.training.loop import build
+from featureflock.training.recipe import describe, differences
+
+SHORT = Recipe(data=Digits(), model=MLP((16, 8)), method=FeatureWGD(), members=3, epochs=2, batch=50, subset=240)
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return dict(ff.load(folder / "ensemble").state_dict())
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Remember(Reporter):
+    def __init__(self):
+        self.notes, self.lines, self.plan, self.closed, self.steps = [], [], None, 0, []
+
+    def start(self, plan):
+        self.plan = plan
+
+    def step(self, step, averages):
+        self.steps.append((step, *averages()))
+
+    def epoch(self, line):
+        self.lines.append(line)
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def close(self):
+        self.closed += 1
+
+
+# What it computes
+
+
+def test_it_is_sgd_with_the_schedule_on_the_order_of_the_seed(tmp_path):
+    """Against the plainest loop that does the same: own momentum, own schedule, own order."""
+    recipe = replace(
+        SHORT,
+        epochs=4,
+        decay_epochs=(1, 3),
+        decay_ratio=0.5,
+        learning_rate=0.2,
+        momentum=0.8,
+        weight_decay=0.01,
+        seed=7,
+    )
+    train(recipe, tmp_path / "run")
+    splits = recipe.data.load().divided(subset=240)
+    ens, method = build(recipe, splits), recipe.method
+    speed = {p: torch.zeros_like(p) for p in ens.parameters()}
+    for epoch, rate in enumerate([0.2, 0.1, 0.1, 0.05]):
+        for positions in permutation(240, 7, 1, epoch).split(50):
+            x = splits.train.x[positions].float() / 16
+            ens.zero_grad()
+            method.loss(ens, x, splits.train.labels[positions]).backward()
+            with torch.no_grad():
+                for p in ens.parameters():
+                    gradient = p.grad + 0.01 * p
+                    speed[p] = 0.8 * speed[p] + gradient
+                    p -= rate * (gradient + 0.8 * speed[p])
+    trained = weights(tmp_path / "run")
+    for name, tensor in ens.state_dict().items():
+        assert_close(trained[name], tensor, atol=1e-4, rtol=1e-4)
+
+
+def test_reported_numbers_are_those_of_the_ensemble(tmp_path):
+    recipe = replace(SHORT, validation=100, members=2)
+    result = train(recipe, tmp_path, engine=Engine(test_every=1))
+    ens, splits = ff.load(tmp_path / "ensemble"), recipe.data.load()
+    x, y = splits.test.x.float() / 16, splits.test.labels
+    probs = ens.predict(x)
+    assert result["test"]["accuracy"] == pytest.approx(100 * float((probs.argmax(-1) == y).double().mean()))
+    assert result["test"]["nll"] == pytest.approx(float(F.nll_loss(probs.log(), y)), rel=1e-5)
+    member = ens.eval()(x)[1].detach().log_softmax(-1)
+    assert result["test"]["member_nll"][1] == pytest.approx(float(F.nll_loss(member, y)), rel=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[-1]["test"] == result["test"]
+    assert lines[-1]["validation"]["examples"] == 100
+    assert lines[1]["cross_entropy"] < lines[0]["cross_entropy"]
+
+
+def test_training_metrics_are_averages_over_the_epoch(tmp_path):
+    """With a learning rate of next to nothing, the epoch's averages are those of the first weights."""
+    recipe = replace(SHORT, method=DeepEnsembles(), epochs=1, learning_rate=1e-30)
+    reporter = Remember()
+    train(recipe, tmp_path, reporter=reporter)
+    splits = recipe.data.load().divided(subset=240)
+    logits = build(recipe, splits)(splits.train.x.float() / 16)
+    y = splits.train.labels
+    ce = torch.stack([F.cross_entropy(member, y) for member in logits])
+    (line,) = reporter.lines
+    assert line["cross_entropy"] == pytest.approx(float(ce.mean()), rel=1e-5)
+    assert line["loss"] == pytest.approx(float(ce.sum()), rel=1e-5)  # what Deep Ensembles back-propagate
+    correct = (logits.softmax(-1).mean(0).argmax(-1) == y).double().mean()
+    assert line["accuracy"] == pytest.approx(100 * float(correct))
+    assert reporter.steps[-1] == (5, pytest.approx(line["cross_entropy"]), pytest.approx(line["accuracy"]))
+    assert reporter.closed == 1
+
+
+@pytest.mark.parametrize(
+    "method", [Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP()], ids=repr
+)
+@pytest.mark.parametrize("model", [MLP((16, 8)), CNN(4)], ids=repr)
+def test_every_method_learns_in_the_same_loop(method, model, tmp_path):
+    members = 1 if isinstance(method, Single) else 3
+    recipe = replace(SHORT, method=method, model=model, members=members, subset=None, epochs=4, batch=64)
+    result = train(recipe, tmp_path)
+    assert result["test"]["accuracy"] > 75
+    assert len(result["test"]["member_accuracy"]) == members
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(SHORT, seed=seed), tmp_path / name)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_deep_ensembles_are_networks_trained_alone(tmp_path):
+    train(replace(SHORT, method=DeepEnsembles()), tmp_path / "three")
+    train(replace(SHORT, method=Single(), members=1), tmp_path / "one")
+    three, one = weights(tmp_path / "three"), weights(tmp_path / "one")
+    assert all(torch.equal(three[name], tensor) for name, tensor in one.items())
+
+
+def test_global_random_numbers_stay_as_they_were(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    train(replace(SHORT, epochs=1), tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# The engine
+
+
+@pytest.mark.parametrize(
+    "engine", [Engine(channels_last="off"), Engine(run="vectorised"), Engine(run="low_memory")], ids=repr
+)
+def test_the_engine_changes_rounding_only(engine, tmp_path):
+    recipe = replace(SHORT, model=CNN(4), epochs=1)
+    a, b = train(recipe, tmp_path / "a"), train(recipe, tmp_path / "b", engine=engine)
+    assert a["train"]["cross_entropy"] == pytest.approx(b["train"]["cross_entropy"], rel=1e-3)
+    for name, tensor in weights(tmp_path / "a").items():
+        assert_close(weights(tmp_path / "b")[name], tensor, atol=2e-3, rtol=2e-3)
+
+
+def test_bfloat16_is_near(tmp_path):
+    recipe = replace(SHORT, epochs=1)
+    a, b = (train(replace(recipe, precision=p), tmp_path / p) for p in ("float32", "bfloat16"))
+    assert a["train"]["cross_entropy"] != b["train"]["cross_entropy"]
+    assert a["train"]["cross_entropy"] == pytest.approx(b["train"]["cross_entropy"], rel=0.02)
+    assert all(t.dtype == torch.float32 for t in weights(tmp_path / "bfloat16").values() if t.is_floating_point())
+
+
+def test_one_compiled_graph_serves_all_members(tmp_path):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    recipe = replace(SHORT, model=MLP((16, 8)), epochs=1)
+    result = train(recipe, tmp_path / "a", engine=Engine(compile="on"))
+    assert counters["stats"]["unique_graphs"] == 2  # one to train, one to measure; none for each member
+    plain = train(recipe, tmp_path / "b", engine=Engine(compile="off"))
+    assert result["train"]["cross_entropy"] == pytest.approx(plain["train"]["cross_entropy"], rel=1e-4)
+
+
+def test_what_was_chosen_is_said_and_kept(tmp_path):
+    reporter = Remember()
+    train(replace(SHORT, model=CNN(4), epochs=1), tmp_path, reporter=reporter)
+    assert reporter.notes == ["Computing on cpu, float32, channels_last, 1 thread."]
+    (environment,) = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["setup"]["channels_last"] is True
+    assert environment["versions"]["torch"] == torch.__version__
+
+
+# Data and models of one's own
+
+
+def test_own_arrays_and_own_modules(tmp_path):
+    x = torch.randn(300, 5)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+
+    def extractor():
+        return nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+
+    recipe = Recipe(
+        OwnData((x, y), (x, y)), OwnModel(extractor, lambda: nn.Linear(16, 4)), members=3, epochs=20, batch=32
+    )
+    assert train(recipe, tmp_path)["test"]["accuracy"] > 90
+    dataset = replace(recipe, data=OwnData(TensorDataset(x, y), TensorDataset(x, y)))
+    train(dataset, tmp_path / "dataset")
+    assert same(weights(tmp_path), weights(tmp_path / "dataset"))
+    with pytest.raises(ValueError, match="another recipe: data"):
+        train(replace(recipe, data=OwnData((x + 1, y), (x, y))), tmp_path, resume=True)
+
+
+def test_an_own_module_must_say_its_features_or_bring_a_head(tmp_path):
+    recipe = replace(SHORT, model=OwnModel(lambda: nn.Flatten()))
+    with pytest.raises(ValueError, match="Flatten has no feature_dim"):
+        train(recipe, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_linear_head_starts_without_bias():
+    assert not linear_head(8, 3).bias.any()
+
+
+# What goes wrong
+
+
+def test_a_diverging_run_names_step_member_and_learning_rate(tmp_path):
+    with pytest.raises(Diverged, match=r"The loss.* not finite at step \d+ \(epoch \d+, learning rate 1e\+06\)"):
+        train(
+            replace(SHORT, method=DeepEnsembles(), learning_rate=1e6, epochs=30),
+            tmp_path,
+            engine=Engine(checkpoint_minutes=0),
+        )
+    kept, _ = read_newest(tmp_path / "checkpoints")
+    assert all(torch.isfinite(t).all() for t in kept.tensors.values())
+
+
+@pytest.mark.parametrize("method", [DeepEnsembles(), FeatureWGD(), WeightWGD()], ids=lambda m: type(m).__name__)
+def test_the_member_that_breaks_is_named(method, tmp_path):
+    made = []
+
+    class Breaks(nn.Linear):
+        feature_dim = 6
+
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            out = super().forward(x.flatten(1))
+            return out * math.inf if made.index(self) == 1 and self.calls == 8 else out
+
+    def make():
+        made.append(Breaks(64, 6))
+        return made[-1]
+
+    with pytest.raises(Diverged, match=r"of member 1 was not finite at step 7 \(epoch 2, learning rate 0.1\)"):
+        train(replace(SHORT, method=method, model=OwnModel(make)), tmp_path)
+    kept, _ = read_newest(tmp_path / "checkpoints")
+    assert kept.facts["step"] == 5  # the end of the first epoch
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    train(replace(SHORT, epochs=1), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="holds a run already; add --resume"):
+        train(replace(SHORT, epochs=1), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe: epochs is 2 instead of 1"):
+        train(SHORT, tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"method.rank is 2 instead of 5; epochs is 2"):
+        train(replace(SHORT, method=FeatureWGD(rank=2)), tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match="is a file"):
+        train(SHORT, tmp_path / "run" / "recipe.json")
+    with pytest.raises(ValueError, match="holds other files"):
+        train(SHORT, tmp_path)
+    reporter = Remember()
+    result = train(replace(SHORT, epochs=1), tmp_path / "run", resume=True, reporter=reporter)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "finished already" in reporter.notes[0]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"learning_rate": math.nan}, "learning_rate must be a positive"),
+        ({"learning_rate": -0.1}, "learning_rate must be a positive"),
+        ({"momentum": 1.0}, "momentum must be"),
+        ({"momentum": 0.0}, "Nesterov"),
+        ({"weight_decay": -1e-4}, "weight_decay must"),
+        ({"decay_epochs": (20, 10)}, "decay_epochs must be rising"),
+        ({"members": 0}, "members must be 1 to 1,000"),
+        ({"seed": -1}, "Seeds go from 0"),
+        ({"subset": 0}, "count examples"),
+    ],
+)
+def test_wrong_recipes_are_refused_at_once(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SHORT, **wrong)
+
+
+def test_wrong_devices_are_refused(tmp_path):
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(ValueError, match=f"The device {device} cannot be used here"):
+            train(SHORT, tmp_path / "run", engine=Engine(device=device))
+    with pytest.raises(ValueError, match="needs members one after another"):
+        train(SHORT, tmp_path / "run", engine=Engine(compile="on", run="vectorised"))
+    assert not (tmp_path / "run").exists()
+
+
+# Checkpoints
+
+
+def checkpoint(step: int) -> Checkpoint:
+    tensors = {"a": torch.full((3, 2), float(step)), "n": torch.tensor(step), "b": torch.randn(4).bfloat16()}
+    return Checkpoint(tensors, {"step": step, "name": "é"})
+
+
+def test_checkpoints_come_back_whole_and_two_are_kept(tmp_path):
+    for step in (5, 10, 20):
+        write(tmp_path, step, checkpoint(step))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "checkpoint-000000010.safetensors",
+        "checkpoint-000000020.safetensors",
+    ]
+    wanted = checkpoint(20)
+    write(tmp_path, 20, wanted)
+    found, notes = read_newest(tmp_path)
+    assert same(found.tensors, wanted.tensors)
+    assert found.facts == wanted.facts
+    assert not notes
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "header"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, tmp_path):
+    for step in (5, 10):
+        write(tmp_path, step, checkpoint(step))
+    newest = tmp_path / "checkpoint-000000010.safetensors"
+    data = bytearray(newest.read_bytes())
+    if damage == "flipped":
+        data[-3] ^= 1
+    newest.write_bytes({"truncated": data[:-5], "empty": b"", "flipped": data, "header": b"x" * len(data)}[damage])
+    found, notes = read_newest(tmp_path)
+    assert found.facts["step"] == 5
+    assert "checkpoint-000000010.safetensors is damaged" in notes[0]
+    assert newest.with_suffix(".damaged").exists()
+    write(tmp_path, 7, checkpoint(7))
+    assert read_newest(tmp_path)[0].facts["step"] == 7
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is sound"):
+        read_newest(tmp_path)
+
+
+# Recipes
+
+
+def test_the_papers_settings_are_those_of_its_appendix():
+    """Appendix B: epochs, batch, decay epochs, weight decay; and for each table members, prior and rank."""
+    ten, hundred, net = (RECIPES[n].recipe for n in ("cifar10-wrn16x4", "cifar100-wrn16x4", "imagenet-resnet50"))
+    for recipe, epochs, batch, decay, weight_decay, members, precision in (
+        (ten, 300, 128, (150, 225), 5e-4, 10, 1e-3),
+        (hundred, 300, 128, (150, 225, 250), 5e-4, 10, 5e-3),
+        (net, 90, 256, (30, 60), 1e-4, 5, 2e-3),
+    ):
+        assert (recipe.epochs, recipe.batch, recipe.decay_epochs, recipe.weight_decay) == (
+            epochs,
+            batch,
+            decay,
+            weight_decay,
+        )
+        assert (recipe.learning_rate, recipe.decay_ratio, recipe.momentum, recipe.nesterov) == (0.1, 0.1, 0.9, True)
+        assert recipe.members == members
+        assert recipe.method == FeatureWGD(ff.Cauchy(precision), rank=5)
+    assert ten.learning_rate_of(149) == 0.1
+    assert ten.learning_rate_of(150) == pytest.approx(0.01)
+    assert hundred.learning_rate_of(299) == pytest.approx(1e-4)
+    other = {name: RECIPES[name].recipe for name in ("cifar100-resnet32", "cifar100-wrn28x2")}
+    assert other["cifar100-resnet32"].method == FeatureWGD(ff.Cauchy(1e-3), rank=4)
+    assert other["cifar100-resnet32"].members == 4
+    assert other["cifar100-wrn28x2"].method == FeatureWGD(ff.Cauchy(1e-3), rank=3)
+    assert other["cifar100-wrn28x2"].members == 3
+    assert RECIPES["cifar100-wrn16x4-normal"].recipe.method == FeatureWGD(ff.Normal(5e-3))
+    assert RECIPES["cifar100-wrn16x4-uniform"].recipe.method == FeatureWGD(ff.Uniform())
+
+
+def test_descriptions_tell_recipes_apart():
+    recipes = [entry.recipe for entry in RECIPES.values()]
+    texts = [json.dumps(describe(recipe)) for recipe in recipes]
+    assert len(set(texts)) == len(texts)
+    assert not differences(describe(SHORT), json.loads(json.dumps(describe(SHORT))))
+    changed = replace(SHORT, method=FeatureWGD(ff.Cauchy(0.5)), model=CNN())
+    assert differences(describe(changed), describe(SHORT)) == [
+        "model is CNN instead of MLP",
+        "method.prior.precision is 0.5 instead of 0.001",
+    ]
+
+
+def test_augmentation_follows_the_recipes_seed(tmp_path):
+    """What the loop asks of the data is (seed, epoch), so that two runs of one seed see the same pictures."""
+    asked = []
+    recipe = replace(SHORT, seed=3)
+    splits = recipe.data.load()
+    batches = splits.train.batches
+    splits.train.batches = lambda order, device, draw=None: asked.append(draw) or batches(order, device, draw)
+    train(replace(recipe, data=OwnData(splits.train, splits.test), subset=None), tmp_path)
+    assert [draw for draw in asked if draw is not None] == [Draw(3, 0), Draw(3, 1)]
