@@ -1,9 +1,9 @@
 """Time of a training step under each switch of the engine: which combination is the fastest here?
 
 Feature-WGD with members of a wide residual network on 32×32 pictures, in batches of 128, with all threads. The
-combinations take turns, each with an ensemble of its own, and the median over the rounds is taken of each one's time over
-that of the plain combination (default memory format, eager, float32) in the same round. "compiling" is what the first
-step takes beyond a later one: what a run must gain back before compilation pays.
+combinations take turns, each with an ensemble of its own, and the median over the rounds is taken of each one's time
+over that of the plain combination (default memory format, eager, float32) in the same round. What the first step takes
+beyond a later one is what a run must gain back before compilation pays.
 
     python benchmarks/engine.py [--quick] [--json results/benchmark_engine.json]
 """

@@ -82,7 +82,8 @@ def _all(folder: Path) -> list[Path]:
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
     names = sorted(tensors)
-    return hashlib.sha256((facts + json.dumps(names) + content_digest(*map(tensors.get, names))).encode()).hexdigest()  # type: ignore[arg-type]
+    content = content_digest(*(tensors[name] for name in names))
+    return hashlib.sha256((facts + json.dumps(names) + content).encode()).hexdigest()
 
 
 def _serialised(tensors: dict[str, Tensor], facts: str, digest: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ None of it changes the mathematics, but each changes the rounding, so what was c
 stands for what measured fastest (docs/decisions.md).
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -107,14 +108,16 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         device=str(device),
         precision=precision,
         channels_last=engine.channels_last == "on" or (engine.channels_last == "auto" and convolutions),
-        compile=engine.compile == "on" or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING),
+        compile=engine.compile == "on"
+        or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
         run=engine.run,
         threads=torch.get_num_threads(),
     )
 
 
-_WORTH_COMPILING = 1e15
-"""Multiplications from which on compiling, which takes about a minute, pays for itself."""
+_WORTH_COMPILING = {"cpu": 2.5e13, "cuda": 1e15}
+"""Multiplications from which on compiling pays for itself: it takes the better part of a minute, and saves a CPU about
+8 % of its time (results/benchmark_engine.json). The number for CUDA is a guess that nothing was measured for."""
 
 
 def _has_compiler() -> bool:

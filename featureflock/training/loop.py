@@ -65,47 +65,41 @@ def train(
     if result is not None:
         reporter.note(f"{run} is finished already.")
         return result
-    found, notes = run.newest_checkpoint()
     splits = recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
     ens = build(recipe, splits)
     setup = set_up(engine, recipe.precision, ens, lambda: _work(recipe, ens, splits.train))
     facts = {"data": splits.train.digest(), "setup": setup.to_json()}
     state = fresh_state(recipe, setup.prepare(ens))
-    if found is not None:
-        if found.facts["data"] != facts["data"]:
-            raise ValueError(f"The training data are not those that {run} was started with.")
-        state.restore(found)
-        changes = differences(facts["setup"], found.facts["setup"])
-        notes += [f"Going on after step {state.step}, in epoch {state.epoch + 1} of {recipe.epochs}."]
-        notes += [f"Not to the same bits, because the {'; the '.join(changes)}."] if changes else []
-    run.begin(description, {**provenance(), "setup": setup.to_json(), "from_step": state.step})
-    run.forget_metrics_from(state.epoch + 1)
-    for text in (*notes, f"Computing on {setup}."):
-        reporter.note(text)
+    with run.locked():
+        for text in (*_go_on(run, state, facts), f"Computing on {setup}."):
+            reporter.note(text)
+        run.begin(description, {**provenance(), "setup": setup.to_json(), "from_step": state.step})
+        run.forget_metrics_from(state.epoch + 1)
+        reporter.start(Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step))
+        try:
+            with listening(reporter) as interrupts, torch.random.fork_rng(_gpus(setup)):
+                loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
+                while state.epoch < recipe.epochs:
+                    loop.run_epoch()
+                    loop.finish_epoch()
+                test = loop.measured(splits.test)
+        finally:
+            reporter.close()
+        save(ens, run.ensemble)
+        return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
 
-    reporter.start(Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step))
-    try:
-        with listening(reporter) as interrupts, torch.random.fork_rng(_gpus(setup)):
-            loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
-            while state.epoch < recipe.epochs:
-                loop.run_epoch()
-                loop.finish_epoch()
-            test = loop.measured(splits.test)
-    finally:
-        reporter.close()
-    save(ens, run.ensemble)
-    lines = run.read_metrics()
-    result = {
-        "members": len(ens),
-        "parameters": sum(p.numel() for p in ens.parameters()),
-        "epochs": recipe.epochs,
-        "steps": state.step,
-        "seconds": sum(line["seconds"] for line in lines),
-        "train": {name: lines[-1][name] for name in ("loss", "cross_entropy", "accuracy")},
-        "test": test,
-    }
-    run.write_result(result)
-    return result
+
+def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
+    """Bring the state to where the run's last checkpoint is, if there is one; what has to be said of that."""
+    found, notes = run.newest_checkpoint()
+    if found is None:
+        return notes
+    if found.facts["data"] != facts["data"]:
+        raise ValueError(f"The training data are not those that {run} was started with.")
+    state.restore(found)
+    changes = differences(facts["setup"], found.facts["setup"])
+    note = f"Going on after step {state.step}, in epoch {state.epoch + 1}."
+    return [*notes, note, *([f"Not to the same bits: the {'; the '.join(changes)}."] if changes else [])]
 
 
 def build(recipe: Recipe, splits: Splits) -> Ensemble:
@@ -189,7 +183,12 @@ class _Loop:
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
 
     def measured(self, examples: Examples) -> dict[str, Any]:
-        return measure(self.state.ens, examples, self.setup, self._stop_if_asked)
+        def on_batch(batch: Batch) -> None:
+            self._stop_if_asked()
+            for name in batch.unreadable:
+                self.reporter.note(f"Left out of what is measured: {name}, which cannot be read.")
+
+        return measure(self.state.ens, examples, self.setup, self.recipe.batch, on_batch)
 
     def _step(self, batch: Batch) -> None:
         state = self.state
@@ -276,7 +275,8 @@ def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         extractor.eval()(x)
     extractor.train()
-    return 3.0 * counter.get_total_flops() / 2 * len(ens) * len(examples) * recipe.epochs
+    multiplications: float = counter.get_total_flops() / 2
+    return 3 * multiplications * len(ens) * len(examples) * recipe.epochs
 
 
 def _gpus(setup: Setup) -> list[torch.device]:

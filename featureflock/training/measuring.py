@@ -11,35 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.data import Examples
+from featureflock.data import Batch, Examples
 from featureflock.ensemble import Ensemble
 from featureflock.training.engine import Setup
 
-BATCH = 500
-
 
 @torch.no_grad()
-def measure(ens: Ensemble, examples: Examples, setup: Setup, on_batch: Callable[[], None]) -> dict[str, Any]:
+def measure(
+    ens: Ensemble, examples: Examples, setup: Setup, size: int, on_batch: Callable[[Batch], None]
+) -> dict[str, Any]:
     """Accuracy in % and NLL in nats of the ensemble, and of each member, on all examples.
 
-    `on_batch` is called after each batch.
+    In batches of `size`, for each of which `on_batch` is called.
     """
-    order = list(torch.arange(len(examples)).split(BATCH))
+    order = list(torch.arange(len(examples)).split(size))
     totals: Tensor | None = None
     count, training = 0, ens.training
     ens.eval()
     try:
         for batch in examples.batches(order, torch.device(setup.device)):
+            on_batch(batch)
             if not len(batch.y):
                 continue
-            with setup.computing(len(batch.y) == BATCH):
+            with setup.computing(len(batch.y) == size):
                 logits_nbc = ens(setup.inputs(batch.x))
             log_p_nbc = logits_nbc.float().log_softmax(-1)
             mixed_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
             sums = torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mixed_1bc, log_p_nbc])])
             totals = sums if totals is None else totals + sums
             count += len(batch.y)
-            on_batch()
     finally:
         ens.train(training)
     if totals is None:

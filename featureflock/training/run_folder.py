@@ -10,6 +10,9 @@ tensorboard/       the same curves for TensorBoard, if that is installed
 """
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,11 @@ from featureflock.files import write_atomically
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.checkpoint import Checkpoint
 from featureflock.training.recipe import differences
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a folder is not locked
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,9 @@ class RunFolder:
         """See that there is nothing in the way, or a run of this recipe that is to be resumed."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self} is a file; give the name of a folder for the run.")
+        parent = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not os.access(parent, os.W_OK):
+            raise ValueError(f"{parent} cannot be written to; give a folder for the run elsewhere.")
         known = self.path / "recipe.json"
         if not known.exists():
             if self.path.exists() and any(p for p in self.path.iterdir() if not p.name.startswith(".")):
@@ -57,9 +68,23 @@ class RunFolder:
                 "or another folder."
             )
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the system unlocks it whatever becomes of this one."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self} cannot be made ({error.strerror}); give a folder for the run elsewhere.") from error
+        with open(self.path / ".lock", "ab") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise ValueError(f"{self} is being trained by another process; wait for it, or stop it.") from error
+            yield
+
     def begin(self, recipe: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Make the folder, if it is not there, and write what is trained, and with what."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Write what is trained, and with what."""
         write_atomically(self.path / "recipe.json", _json(recipe))
         before = self._read("environment.json") if (self.path / "environment.json").exists() else []
         write_atomically(self.path / "environment.json", _json([*before, environment]))
@@ -68,8 +93,20 @@ class RunFolder:
         """What a finished run came to."""
         return self._read("result.json") if (self.path / "result.json").exists() else None
 
-    def write_result(self, result: dict[str, Any]) -> None:
+    def finish(self, members: int, parameters: int, test: dict[str, Any]) -> dict[str, Any]:
+        """Write what the run came to."""
+        lines = self.read_metrics()
+        result = {
+            "members": members,
+            "parameters": parameters,
+            "epochs": lines[-1]["epoch"],
+            "steps": lines[-1]["step"],
+            "seconds": sum(line["seconds"] for line in lines),
+            "train": {name: lines[-1][name] for name in ("loss", "cross_entropy", "accuracy")},
+            "test": test,
+        }
         write_atomically(self.path / "result.json", _json(result))
+        return result
 
     def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
         return checkpoints.read_newest(self.checkpoints)
