@@ -21,6 +21,7 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf .venv featureflock-demo
