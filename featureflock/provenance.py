@@ -17,7 +17,7 @@ def provenance() -> dict[str, Any]:
     """What to keep with every figure."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "python -m featureflock"), *sys.argv[1:]]),
         "commit": _commit(),
         "versions": {"featureflock": __version__, "python": platform.python_version(), "torch": torch.__version__},
         "machine": {

@@ -38,6 +38,16 @@ def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
     names["loss"].backward()
 
 
+def test_the_code_in_the_page_on_training_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), flags=re.S)
+    x, y = torch.randn(64, 64), torch.arange(64) % 10
+    names = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    exec(block, names)
+    assert names["result"]["members"] == 5
+    assert (tmp_path / "runs" / "mine" / "ensemble").is_dir()
+
+
 def test_the_example_runs_and_learns():
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "own_loop.py"],
