@@ -28,7 +28,7 @@ def main() -> None:
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}."
             raise ValueError(f"There is no command {command!r}; {hint}")
         importlib.import_module(f"featureflock.commands.{command}").main(args)
-    except (ValueError, OSError, ArithmeticError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"featureflock: {error}")
     except KeyboardInterrupt as interrupt:
         print(f"featureflock: {interrupt or 'stopped.'}", file=sys.stderr)

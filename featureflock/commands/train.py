@@ -12,11 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from featureflock import methods, models, rules
-from featureflock import priors as prior_module
+from featureflock import methods, models, priors, rules
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
 from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train
-from featureflock.training.progress import tensorboard_is_installed
+from featureflock.training.progress import has_tensorboard
 
 # What a flag that names a part can choose. Its own fields are then flags too: --method feature-wgd --method.rank 4.
 PARTS: dict[str, dict[str, type]] = {
@@ -43,7 +42,7 @@ PARTS: dict[str, dict[str, type]] = {
         "weight-wgd": methods.WeightWGD,
         "feature-map": methods.FeatureMAP,
     },
-    "method.prior": {"cauchy": prior_module.Cauchy, "normal": prior_module.Normal, "uniform": prior_module.Uniform},
+    "method.prior": {"cauchy": priors.Cauchy, "normal": priors.Normal, "uniform": priors.Uniform},
     "method.rule": {"wgd": rules.WGD, "svgd": rules.SVGD, "stein-wgd": rules.SteinWGD, "map": rules.MAP},
 }
 
@@ -153,7 +152,7 @@ def _run(name: str, options: Any) -> None:
     out = options.out or Path("runs") / f"{name}-{_current(recipe, 'method')}-seed{recipe.seed}"
     console = _console()
     shown: list[Reporter] = [Bar(console) if console.is_terminal else Lines(console)]
-    if tensorboard_is_installed():
+    if has_tensorboard():
         shown.append(Board(out / "tensorboard"))
     members = recipe.method.usual_members if recipe.members is None else recipe.members
     plan = f"{_current(recipe, 'method')}, members: {members}, epochs: {recipe.epochs}"
@@ -167,7 +166,7 @@ def _run(name: str, options: Any) -> None:
         f"  {out}/metrics.jsonl   a line an epoch",
         f"  {out}/result.json, recipe.json, environment.json, checkpoints",
     ]
-    if tensorboard_is_installed():
+    if has_tensorboard():
         lines.append(f"  tensorboard --logdir {shlex.quote(str(out.parent))}   shows the curves")
     other = "feature-wgd" if isinstance(recipe.method, methods.DeepEnsembles) else "deep-ensembles"
     lines.append(f"Next, to compare: the same command with --method {other}")

@@ -1,12 +1,12 @@
 """Ctrl-C and SIGTERM as a question to be asked between two steps, where nothing is half done."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from featureflock.training.progress import Reporter
 
 
 class Stopped(KeyboardInterrupt):
@@ -24,7 +24,7 @@ class Interrupts:
 
 
 @contextmanager
-def listening(reporter: Reporter) -> Iterator[Interrupts]:
+def listening() -> Iterator[Interrupts]:
     """Note the first signal and go on; a second Ctrl-C ends the process as ever. Only in the main thread."""
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -34,7 +34,8 @@ def listening(reporter: Reporter) -> Iterator[Interrupts]:
     def note(number: int, frame: FrameType | None) -> None:
         interrupts.received = signal.Signals(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        reporter.note("Finishing this step, then saving; once more to give up at once.")
+        # Not by print: the signal may have come in the midst of one.
+        os.write(sys.stderr.fileno(), b"\nFinishing this step, then saving; Ctrl-C once more gives up at once.\n")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -36,7 +36,7 @@ _ORDER, _STEP = 1, 2
 """Which random numbers are for what."""
 
 
-class Diverged(ArithmeticError):
+class Diverged(FloatingPointError):
     """The loss is not finite."""
 
 
@@ -75,9 +75,10 @@ def train(
             reporter.note(text)
         run.begin(description, {**provenance(), "setup": setup.to_json(), "from_step": state.step})
         run.forget_metrics_from(state.epoch + 1)
-        reporter.start(Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step))
+        plan = Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step)
         try:
-            with listening(reporter) as interrupts, torch.random.fork_rng(_gpus(setup)):
+            reporter.start(plan)
+            with listening() as interrupts, torch.random.fork_rng(_gpus(setup)):
                 loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
@@ -85,8 +86,9 @@ def train(
                 test = loop.measured(splits.test)
         finally:
             reporter.close()
-        save(ens, run.ensemble)
-        return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
+        with run.writing():
+            save(ens, run.ensemble)
+            return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
 
 
 def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
@@ -177,7 +179,8 @@ class _Loop:
             line["validation"] = self.measured(splits.validation)
         if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
             line["test"] = self.measured(splits.test)
-        self.run.add_metrics(line)
+        with self.run.writing():
+            self.run.add_metrics(line)
         self.reporter.epoch(line)
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
@@ -213,7 +216,8 @@ class _Loop:
         log_p_nbc = logits_nbc.float().log_softmax(-1)
         ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
         correct = (log_p_nbc.logsumexp(0).argmax(-1) == y_b).sum()
-        state.totals += torch.stack([loss * size, ce_n.mean() * size, correct, torch.tensor(size)]).to(state.totals)
+        state.totals[:3] += torch.stack([loss.float() * size, ce_n.mean() * size, correct.float()]).to(state.totals)
+        state.totals[3] += size
         bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
         state.first_bad.masked_fill_(bad & (state.first_bad < 0), state.step)
         if self.setup.device == "cpu" or state.step % 100 == 0:
@@ -241,20 +245,16 @@ class _Loop:
         if not all(bool(torch.isfinite(t).all()) for t in checkpoint.tensors.values() if t.is_floating_point()):
             finite = [all(bool(torch.isfinite(p).all()) for p in m.parameters()) for m in state.ens.extractors]
             raise self._divergence([i for i, sound in enumerate(finite) if not sound], state.step - 1)
-        try:
+        with self.run.writing():
             checkpoints.write(self.run.checkpoints, state.step, checkpoint)
-        except OSError as error:
-            raise OSError(
-                f"The checkpoint of step {state.step} could not be written to {self.run.checkpoints} "
-                f"({error.strerror or error}); those before are sound. Make room, then go on with --resume."
-            ) from error
 
     def _stop_if_asked(self) -> None:
         if self.interrupts.received is not None:
             self._save()
+            epoch = min(self.state.epoch + 1, self.recipe.epochs)
             raise Stopped(
-                f"Stopped in epoch {self.state.epoch + 1} after step {self.state.step}; all is saved in {self.run}. "
-                "To go on, give the same command with --resume.",
+                f"Stopped after step {self.state.step}, in epoch {epoch}; all is saved in {self.run}. To go on, give "
+                "the same command with --resume.",
                 self.interrupts.received,
             )
 
@@ -270,7 +270,9 @@ class _Loop:
 
 def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     """Multiplications of the whole run, roughly: a backward pass takes twice as many as a forward pass."""
-    x = next(iter(examples.batches([torch.zeros(1, dtype=torch.int64)], torch.device("cpu")))).x
+    x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
+    if not len(x):  # none of them can be read; the loop will say so
+        return 0.0
     extractor = ens.extractors[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         extractor.eval()(x)

@@ -3,15 +3,17 @@
 Reading a number off a GPU makes the loop wait for it, so a bar asks for the loss twice a second, not every step.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Plan(NamedTuple):
@@ -72,14 +74,17 @@ class Lines(Reporter):
 class Bar(Lines):
     """A live bar, and above it a line an epoch."""
 
-    def start(self, plan: Plan) -> None:
-        super().start(plan)
-        columns = TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[status]}")
-        self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
-        self.task = self.bar.add_task("training", total=plan.epochs * plan.steps, completed=plan.first_step, status="")
-        self.bar.start()
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        columns = TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[status]}")
+        self.bar = Progress(*columns, console=console, refresh_per_second=4, transient=True)
         self._drawn = 0.0
         self._clock: tuple[int, float] | None = None
+
+    def start(self, plan: Plan) -> None:
+        super().start(plan)
+        self.task = self.bar.add_task("training", total=plan.epochs * plan.steps, completed=plan.first_step, status="")
+        self.bar.start()
 
     def step(self, step: int, averages: Averages) -> None:
         now = time.monotonic()
@@ -91,6 +96,10 @@ class Bar(Lines):
         epoch, in_epoch = divmod(step - 1, self.plan.steps)
         where = f"epoch {epoch + 1}/{self.plan.epochs} step {in_epoch + 1}/{self.plan.steps}"
         self.bar.update(self.task, completed=step, description=where, status=self._status(step, now, averages))
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        super().epoch(line)
+        self.bar.update(self.task, completed=line["step"])
 
     def close(self) -> None:
         self.bar.stop()
@@ -112,6 +121,7 @@ class Board(Reporter):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.writer: SummaryWriter | None = None
 
     def start(self, plan: Plan) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -120,12 +130,14 @@ class Board(Reporter):
         self.writer = SummaryWriter(str(self.folder), purge_step=plan.first_step // plan.steps + 1)
 
     def epoch(self, line: dict[str, Any]) -> None:
+        assert self.writer is not None
         for name, value in _numbers(line):
             if name != "epoch":
                 self.writer.add_scalar(name, value, line["epoch"])
 
     def close(self) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Several(Reporter):
@@ -155,8 +167,13 @@ class Several(Reporter):
             reporter.close()
 
 
-def tensorboard_is_installed() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
+def has_tensorboard() -> bool:
+    """Whether TensorBoard is installed, and sound."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def epoch_in_words(line: dict[str, Any], epochs: int) -> str:

@@ -28,6 +28,9 @@ except ImportError:  # Windows, where a folder is not locked
     fcntl = None  # type: ignore[assignment]
 
 
+_LAST = ("epoch", "step", "loss", "cross_entropy", "accuracy")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -96,17 +99,22 @@ class RunFolder:
     def finish(self, members: int, parameters: int, test: dict[str, Any]) -> dict[str, Any]:
         """Write what the run came to."""
         lines = self.read_metrics()
-        result = {
-            "members": members,
-            "parameters": parameters,
-            "epochs": lines[-1]["epoch"],
-            "steps": lines[-1]["step"],
-            "seconds": sum(line["seconds"] for line in lines),
-            "train": {name: lines[-1][name] for name in ("loss", "cross_entropy", "accuracy")},
-            "test": test,
-        }
+        last = {name: value for name, value in lines[-1].items() if name in _LAST} if lines else {}
+        seconds = sum(line["seconds"] for line in lines)
+        result = {"members": members, "parameters": parameters, "seconds": seconds, "train": last, "test": test}
         write_atomically(self.path / "result.json", _json(result))
         return result
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """What cannot be written, for want of room most often, is said with the way to go on."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{self} could not be written to ({error.strerror or error}); the checkpoints in it are sound. Make "
+                "room, then go on with --resume."
+            ) from error
 
     def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
         return checkpoints.read_newest(self.checkpoints)
@@ -119,6 +127,8 @@ class RunFolder:
     def add_metrics(self, line: dict[str, Any]) -> None:
         with open(self.metrics, "ab") as file:
             file.write(_line(line))
+            file.flush()
+            os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines: a process that was killed may have left a piece of one."""
