@@ -22,9 +22,23 @@ def main() -> None:
     for run in runs:
         by_method.setdefault(run["recipe"]["method"]["class"], []).append(run)
     summary = {method: _summary(group) for method, group in by_method.items()}
-    for method, row in summary.items():
-        print(f"{method:16} {len(row['seeds'])} seeds: accuracy {row['accuracy']}, NLL {row['nll']}")
+    print(table(summary))
     args.json.write_text(json.dumps({"summary": summary, "runs": runs}, indent=1) + "\n")
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary in Markdown."""
+    lines = ["| method | seeds | test accuracy, % | members' mean, % | NLL |", "|---|---:|---:|---:|---:|"]
+    for method, row in summary.items():
+        accuracy, members, nll = row["accuracy"], row["member_accuracy"], row["nll"]
+        cells = [
+            method,
+            str(len(row["seeds"])),
+            *(f"{value['mean']:.2f} ± {value['sd']:.2f}" for value in (accuracy, members)),
+            f"{nll['mean']:.4f} ± {nll['sd']:.4f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -50,6 +50,16 @@ def main() -> None:
     write_json(args.json, about | {"rows": rows})
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    lines = ["| network | setup | time over plain | extra seconds of the first step |", "|---|---|---:|---:|"]
+    for row in rows:
+        ratios = row["over_plain_by_round"]
+        spread = f"{row['over_plain']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| {row['network']} | {row['setup']} | {spread} | {row['first_step_extra_seconds']:.0f} |")
+    return "\n".join(lines)
+
+
 def _compare(network: WRN, names: list[str], rounds: int) -> list[dict[str, Any]]:
     print(f"WRN-{network.depth}-{network.width}, {MEMBERS} members, batch {BATCH}")
     steps, first = {}, {}

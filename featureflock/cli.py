@@ -21,6 +21,7 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is cleared
     try:
         command, args = words[0], words[1:]
         if command not in COMMANDS:
@@ -31,7 +32,7 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"featureflock: {error}")
     except KeyboardInterrupt as interrupt:
-        print(f"featureflock: {interrupt or 'stopped.'}", file=sys.stderr)
+        print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
         sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # what a shell reports of a signal
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.testing import assert_close
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from featureflock.data import Digits, Draw, ImageFolder, InMemory, OwnData, Scale, Splits, crop_and_flip, from_dataset
 from featureflock.data.folders import centre, random_box
@@ -245,6 +245,15 @@ def test_random_windows_have_the_published_areas_and_aspects():
     assert abs(log_ratio.std() - 2 * math.log(4 / 3) / math.sqrt(12)) < 0.01
     left = (square[:, 0] / np.maximum(1000 - width, 1))[fits]
     assert abs(left.mean() - 0.5) < 5 / math.sqrt(12 * fits.sum())
+    chance = random.Random(0)
+    drawn = [
+        (w * h / 1e6, area)
+        for area, log_ratio in ((chance.uniform(0.08, 1), chance.uniform(-1, 1)) for _ in range(20_000))
+        for w, h in [(1e3 * math.sqrt(area * (4 / 3) ** log_ratio), 1e3 * math.sqrt(area / (4 / 3) ** log_ratio))]
+        if w <= 1000 and h <= 1000
+    ]
+    everything = (width * height) / 1e6
+    assert abs(np.median(everything) - np.median([area for area, _ in drawn])) < 0.02
     assert random_box(1000, 10, 0, 0, 0) == (493, 0, 506, 10)  # nothing fits: the central window of ratio 4/3
 
 
@@ -254,13 +263,25 @@ def test_broken_pictures_are_named_and_skipped(tree, workers):
     (tree / "train" / "bee" / "3.JPEG").write_bytes(whole[: len(whole) // 2])
     (tree / "train" / "cat" / "5.JPEG").write_bytes(b"no picture at all")
     (tree / "train" / "ant" / "0.JPEG").unlink()
-    (tree / "train" / "ant" / "0.JPEG").mkdir()
+    (tree / "train" / "ant" / "0.JPEG").symlink_to(tree / "nowhere")
     data = ImageFolder(tree, size=16, workers=workers).load()
     batches = list(data.train.batches(list(torch.arange(36).split(12)), CPU, Draw(0, 0)))
     assert [len(batch.y) for batch in batches] == [11, 11, 11]
     named = " ".join(" ".join(batch.unreadable) for batch in batches)
     assert all(name in named for name in ("bee/3.JPEG", "cat/5.JPEG", "ant/0.JPEG"))
     assert [batch.y.unique().tolist() for batch in batches] == [[0], [1], [2]]  # labels stay with their pictures
+
+
+def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(tree):
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16)
+    Image.fromarray(np.tile(ramp, (256, 1))).save(tree / "train" / "ant" / "deep.png")
+    (tree / "train" / "ant" / "more").mkdir()
+    Image.new("RGB", (20, 20)).save(tree / "train" / "ant" / "more" / "one.png")
+    (tree / "train" / ".ipynb_checkpoints").mkdir()
+    train = ImageFolder(tree, size=224, workers=0).load().train
+    assert train.reader.paths[12:14] == ("ant/deep.png", "ant/more/one.png")
+    row = train.reader.read(12, None)[0, 0].int()
+    assert (int(row[0]), int(row[-1])) == (16, 239)
 
 
 def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
@@ -328,6 +349,45 @@ def test_own_bytes_are_normalised_by_the_training_pictures():
     assert_close(batch.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-5, rtol=0)
     assert_close(batch.std((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64), atol=1e-5, rtol=0)
     assert data.classes == 4
+
+
+class Sometimes(Noisy):
+    def __getitem__(self, index):
+        if index in (3, 8):
+            raise OSError("no such file")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_of_a_dataset_that_cannot_be_read_are_left_out(workers):
+    with pytest.warns(
+        UserWarning, match=r"2 of 30 items cannot be read and are left out, first item 3 \(no such file\)"
+    ):
+        examples = from_dataset(Sometimes(), workers=workers)
+    assert examples.indices.tolist() == [i for i in range(30) if i not in (3, 8)]
+    x = next(examples.batches([torch.arange(28)], CPU)).x
+    assert x[:, 0].tolist() == examples.indices.tolist()
+
+
+def test_datasets_that_cannot_be_used_get_words():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield torch.zeros(1), 0
+
+    y = torch.zeros(5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="IterableDataset cannot be read by index"):
+        OwnData(Stream(), (torch.zeros(5, 2), y)).load()
+    with pytest.raises(ValueError, match="a Dataset augments by its own transforms"):
+        OwnData(Noisy(), Noisy(), padding=4).load()
+    with pytest.raises(TypeError, match="got int"):
+        OwnData(3, (torch.zeros(5, 2), y)).load()
+
+
+def test_bytes_without_a_scale_become_numbers_from_0_to_1():
+    x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    y = torch.zeros(1, dtype=torch.int64)
+    for examples in (InMemory(x, y), from_dataset(TensorDataset(x, y))):
+        assert_close(next(examples.batches([torch.zeros(1, dtype=torch.int64)], CPU)).x, torch.tensor([[0, 0.2, 1.0]]))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What the README shows runs, what it says is in results/, and modules import only from those above them."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -67,6 +68,21 @@ def test_figures_in_the_readme_are_those_in_results():
     assert shown.strip() == "\n\n".join(map(markdown, tables(summary)))
     assert len(verdict(summary).splitlines()) == 5
     assert re.fullmatch(r"[0-9a-f]{40}", summary["provenance"]["commit"])
+
+
+@pytest.mark.parametrize(
+    ("page", "marker", "results", "script", "key"),
+    [
+        ("README.md", "cifar10-small", "cifar10_small.json", "collect_runs", "summary"),
+        ("docs/decisions.md", "engine", "benchmark_engine.json", "engine", "rows"),
+    ],
+)
+def test_tables_in_the_documents_are_those_in_results(page, marker, results, script, key, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    content = json.loads((ROOT / "results" / results).read_text())
+    start = f"<!-- {marker}: from results/{results} -->\n"
+    shown = re.search(re.escape(start) + r"(.*?)\n<!-- end -->", (ROOT / page).read_text(), flags=re.S)[1]
+    assert shown.strip() == importlib.import_module(script).table(content[key])
 
 
 def test_links_in_the_documents_lead_somewhere():

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import featureflock as ff
 from featureflock.data import OwnData
@@ -184,6 +186,61 @@ def test_other_data_are_refused(tmp_path):
     path.write_text(path.read_text()[:-20])
     with pytest.raises(ValueError, match=r"recipe.json is no readable JSON"):
         train(recipe(), tmp_path / "run", resume=True)
+
+
+class Slow(Dataset):
+    """Items that worker processes take their time with."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.rand(6) + index % 2, index % 2
+
+
+def work_with_workers(folder: Path) -> None:
+    os.setsid()
+    torch.set_num_threads(1)
+    model = OwnModel(partial(nn.Linear, 6, 4), partial(nn.Linear, 4, 2))
+    data = OwnData(Slow(), Slow(), workers=2)
+    try:
+        train(Recipe(data, model, members=2, epochs=3, batch=16), folder, resume=True)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.by)
+
+
+def group_is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_signal_to_the_whole_group_saves_and_leaves_no_worker(tmp_path):
+    """As schedulers send it: to the process and all its workers."""
+    context = multiprocessing.get_context("forkserver")
+    for folder, disturbed in ((tmp_path / "a", False), (tmp_path / "b", True)):
+        process = context.Process(target=work_with_workers, args=(folder,), daemon=False)
+        process.start()
+        if disturbed:
+            while newest_step(folder) < 25:
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGTERM)
+            process.join(60)
+            assert process.exitcode == 143
+            assert 25 < newest_step(folder) < 75
+            for _ in range(1000):
+                if not group_is_alive(process.pid):
+                    break
+                time.sleep(0.01)
+            assert not group_is_alive(process.pid)
+            process = context.Process(target=work_with_workers, args=(folder,), daemon=False)
+            process.start()
+        process.join(60)
+        assert process.exitcode == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 # The command itself

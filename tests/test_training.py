@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,16 +86,17 @@ def test_it_is_sgd_with_the_schedule_on_the_order_of_the_seed(tmp_path):
         assert_close(trained[name], tensor, atol=1e-4, rtol=1e-4)
 
 
-def test_reported_numbers_are_those_of_the_ensemble(tmp_path):
-    recipe = replace(SHORT, validation=100, members=2)
+@pytest.mark.parametrize("model", [MLP((16, 8)), CNN(4)], ids=repr)
+def test_reported_numbers_are_those_of_the_ensemble(model, tmp_path):
+    recipe = replace(SHORT, validation=100, members=2, model=model)
     result = train(recipe, tmp_path, engine=Engine(test_every=1))
     ens, splits = ff.load(tmp_path / "ensemble"), recipe.data.load()
     x, y = splits.test.x.float() / 16, splits.test.labels
     probs = ens.predict(x)
     assert result["test"]["accuracy"] == pytest.approx(100 * float((probs.argmax(-1) == y).double().mean()))
-    assert result["test"]["nll"] == pytest.approx(float(F.nll_loss(probs.log(), y)), rel=1e-5)
+    assert result["test"]["nll"] == pytest.approx(float(F.nll_loss(probs.log(), y)), rel=1e-4)
     member = ens.eval()(x)[1].detach().log_softmax(-1)
-    assert result["test"]["member_nll"][1] == pytest.approx(float(F.nll_loss(member, y)), rel=1e-5)
+    assert result["test"]["member_nll"][1] == pytest.approx(float(F.nll_loss(member, y)), rel=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert lines[-1]["test"] == result["test"]
@@ -118,6 +120,38 @@ def test_training_metrics_are_averages_over_the_epoch(tmp_path):
     assert line["accuracy"] == pytest.approx(100 * float(correct))
     assert reporter.steps[-1] == (5, pytest.approx(line["cross_entropy"]), pytest.approx(line["accuracy"]))
     assert reporter.closed == 1
+
+
+def test_sums_start_anew_with_each_epoch(tmp_path):
+    recipe, reporter = replace(SHORT, method=DeepEnsembles(), learning_rate=1e-30), Remember()
+    train(recipe, tmp_path, reporter=reporter)
+    splits = recipe.data.load().divided(subset=240)
+    first = permutation(240, 0, 1, 1)[:50]  # of the second epoch
+    logits = build(recipe, splits)(splits.train.x[first].float() / 16).detach()
+    ce = F.cross_entropy(logits.flatten(0, 1), splits.train.labels[first].repeat(3))
+    assert reporter.steps[5][1] == pytest.approx(float(ce), rel=1e-5)
+
+
+def test_dropout_differs_between_steps_and_not_between_runs(tmp_path):
+    masks = []
+
+    class Dropped(nn.Linear):
+        feature_dim = 8
+
+        def forward(self, x):
+            out = F.dropout(torch.ones(len(x), 8), 0.5, self.training)
+            if self.training:
+                masks.append(out)
+            return super().forward(x.flatten(1)) * out
+
+    recipe = replace(SHORT, model=OwnModel(lambda: Dropped(64, 8)), members=2, epochs=1)
+    train(recipe, tmp_path / "a")
+    first = list(masks)
+    masks.clear()
+    train(recipe, tmp_path / "b")
+    assert len(first) == 10
+    assert all(torch.equal(a, b) for a, b in zip(first, masks, strict=True))
+    assert len({mask[:40].numpy().tobytes() for mask in first}) == 10
 
 
 @pytest.mark.parametrize(
@@ -228,7 +262,69 @@ def test_a_linear_head_starts_without_bias():
     assert not linear_head(8, 3).bias.any()
 
 
+def test_numpy_arrays_lists_and_other_numbers_are_welcome(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64, dtype=np.int32) % 2
+    recipe = Recipe(OwnData([x, y], (torch.as_tensor(x).half(), y)), MLP((8,)), members=2, epochs=1, batch=16)
+    train(recipe, tmp_path / "a")
+    assert {t.dtype for t in weights(tmp_path / "a").values()} == {torch.float32}
+    with pytest.raises(ValueError, match=r"another recipe: data\.train"):
+        train(replace(recipe, data=OwnData([x + 1, y], (x, y))), tmp_path / "a", resume=True)
+
+
+def test_a_rest_of_one_example_is_left_out(tmp_path):
+    x, y = torch.randn(33, 4), torch.arange(33) % 2
+
+    def extractor():
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+
+    recipe = Recipe(
+        OwnData((x, y), (x, y)), OwnModel(extractor, lambda: nn.Linear(8, 2)), members=2, epochs=1, batch=16
+    )
+    reporter = Remember()
+    train(recipe, tmp_path, reporter=reporter)
+    assert reporter.plan.steps == 3
+    assert reporter.lines[0]["step"] == 3
+
+
+def test_a_buffer_may_be_infinite(tmp_path):
+    class Masked(nn.Linear):
+        feature_dim = 4
+
+        def __init__(self):
+            super().__init__(64, 4)
+            self.register_buffer("mask", torch.full((3,), -math.inf))
+
+        def forward(self, x):
+            return super().forward(x.flatten(1)) + self.mask.exp().sum()
+
+    train(replace(SHORT, model=OwnModel(Masked), epochs=1), tmp_path)
+
+
 # What goes wrong
+
+
+def test_predictions_that_are_not_finite_in_evaluation_are_named(tmp_path):
+    class Odd(nn.Linear):
+        feature_dim = 4
+
+        def forward(self, x):
+            return super().forward(x.flatten(1)) * (1 if self.training else math.nan)
+
+    with pytest.raises(Diverged, match="In evaluation the predictions of member 0 are not finite"):
+        train(replace(SHORT, model=OwnModel(lambda: Odd(64, 4)), epochs=1), tmp_path)
+
+
+def test_two_recipes_that_start_at_once_are_not_mixed(tmp_path):
+    """The second finds a run of another recipe when it has the lock, though there was none when it began."""
+    other = replace(SHORT, seed=9)
+
+    class Slow(Digits):
+        def load(self):
+            train(SHORT, tmp_path / "run")  # what another process does while this one loads its data
+            return super().load()
+
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(replace(other, data=Slow()), tmp_path / "run")
 
 
 def test_a_diverging_run_names_step_member_and_learning_rate(tmp_path):
@@ -258,7 +354,9 @@ def test_the_member_that_breaks_is_named(method, tmp_path):
         made.append(Breaks(64, 6))
         return made[-1]
 
-    with pytest.raises(Diverged, match=r"of member 1 was not finite at step 7 \(epoch 2, learning rate 0.1\)"):
+    with pytest.raises(
+        Diverged, match=r"of member 1 was not finite at step 8 \(epoch 2, learning rate 0.1\).* is kept in"
+    ):
         train(replace(SHORT, method=method, model=OwnModel(make)), tmp_path)
     kept, _ = read_newest(tmp_path / "checkpoints")
     assert kept.facts["step"] == 5  # the end of the first epoch
@@ -354,8 +452,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, tm
     assert read_newest(tmp_path)[0].facts["step"] == 7
     for path in tmp_path.glob("*.safetensors"):
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"No checkpoint in .* is sound"):
-        read_newest(tmp_path)
+    for _ in range(2):  # a second try does not take an empty folder for a new run
+        with pytest.raises(ValueError, match=r"No checkpoint in .* is sound"):
+            read_newest(tmp_path)
 
 
 # Recipes

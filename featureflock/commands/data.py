@@ -19,6 +19,12 @@ from featureflock.data.published import SETS, Name, known
 
 app = tyro.extras.SubcommandApp()
 
+_FIRST_RECIPE = {
+    "cifar10": "cifar10-small",
+    "cifar100": "cifar100-wrn16x4",
+    "mnist": "mnist-cnn",
+    "fashion-mnist": "fashion-mnist-cnn",
+}
 _PIPED_WIDTH = 160
 """A table in a file or a pipe may be wider than a terminal; better that than broken words."""
 
@@ -77,7 +83,7 @@ def get(
         f"{SETS[name].title}: {len(held.train_y):,} + {len(held.test_y):,} pictures from {held.source}, in {path}",
         soft_wrap=True,
     )
-    console.print(f"Next: featureflock train {'cifar10-wrn16x4' if name == 'cifar10' else '--help'}", soft_wrap=True)
+    console.print(f"Next: featureflock train {_FIRST_RECIPE[name]}", soft_wrap=True)
 
 
 def _console() -> Console:

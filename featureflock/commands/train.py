@@ -69,7 +69,7 @@ def main(args: list[str]) -> None:
         config=(tyro.conf.AvoidSubcommands,),
         args=flags,
     )
-    _run(name, options)
+    _run(name, flags, options)
 
 
 def _list_recipes() -> None:
@@ -111,12 +111,26 @@ def _with_chosen_parts(recipe: Recipe, flags: list[str]) -> Recipe:
 
 
 def _value_of(flag: str, flags: list[str]) -> str | None:
-    for i, word in enumerate(flags):
-        if word == flag and i + 1 < len(flags):
-            return flags[i + 1]
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return None
+    """The value of a flag, the last one if it is given twice."""
+    value = None
+    for word, following in zip(flags, [*flags[1:], None], strict=True):
+        if word == flag:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
+
+
+def _to_compare(name: str, flags: list[str], method: str) -> str:
+    """The command for the same with another method, and so without what was said of this one, and in another folder."""
+    kept, dropping = [], False
+    for word in flags:
+        if word.startswith("--"):
+            flag = word.removeprefix("--").split("=")[0]
+            dropping = flag.split(".")[0] in ("method", "out", "resume")
+        if not dropping:
+            kept.append(word)
+    return shlex.join(["featureflock", "train", name, *kept, "--method", method])
 
 
 def _options(recipe: Recipe) -> type:
@@ -147,7 +161,7 @@ def _current(recipe: Recipe, path: str) -> str | None:
     return next((name for name, kind in PARTS[path].items() if type(part) is kind), None)
 
 
-def _run(name: str, options: Any) -> None:
+def _run(name: str, flags: list[str], options: Any) -> None:
     recipe: Recipe = options.recipe
     out = options.out or Path("runs") / f"{name}-{_current(recipe, 'method')}-seed{recipe.seed}"
     console = _console()
@@ -169,7 +183,7 @@ def _run(name: str, options: Any) -> None:
     if has_tensorboard():
         lines.append(f"  tensorboard --logdir {shlex.quote(str(out.parent))}   shows the curves")
     other = "feature-wgd" if isinstance(recipe.method, methods.DeepEnsembles) else "deep-ensembles"
-    lines.append(f"Next, to compare: the same command with --method {other}")
+    lines.append(f"Next, to compare: {_to_compare(name, flags, other)}")
     console.print("\n".join(lines), soft_wrap=True)
 
 

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from os import cpu_count
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import IterableDataset
 
 from featureflock.data.cache import load
 from featureflock.data.examples import Examples, InMemory, Scale, take, unit_scale
@@ -160,19 +160,17 @@ class ImageFolder(DataSet):
         return Splits(*read_tree(self.folder, size=self.size, workers=workers))
 
 
-Own = tuple[Tensor, Tensor] | Dataset[object] | Examples
-
-
 @dataclass(frozen=True, eq=False)
 class OwnData(DataSet):
-    """Data of your own, for each part a pair of tensors (inputs, labels), a torch Dataset of such pairs, or `Examples`.
+    """Data of your own: for each part a pair (inputs, labels) of tensors or NumPy arrays, a torch Dataset of such
+    pairs, or `Examples`.
 
-    Pictures as bytes (N, C, H, W) in uint8 are normalised by the mean and deviation of the training pictures; other
-    inputs are used as they are.
+    Floating-point numbers become float32. Pictures as bytes (N, C, H, W) in uint8 are normalised by the mean and
+    deviation of the training pictures; bytes of a Dataset become numbers from 0 to 1.
     """
 
-    train: Own
-    test: Own
+    train: Any
+    test: Any
     padding: int = 0
     """Random crop of pictures in training: how many black pixels are added on each side before."""
     flip: bool = False
@@ -181,7 +179,9 @@ class OwnData(DataSet):
     """Processes that read a torch Dataset."""
 
     def load(self) -> Splits:
-        scale = _scale(self.train[0]) if isinstance(self.train, tuple) else None
+        if not _is_pair(self.train) and (self.padding or self.flip):
+            raise ValueError("padding and flip are for pairs of tensors; a Dataset augments by its own transforms.")
+        scale = _scale(torch.as_tensor(self.train[0])) if _is_pair(self.train) else None
         train = self._examples(self.train, scale, self.padding, self.flip)
         test = self._examples(self.test, scale, 0, False)
         if not len(train) or not len(test):
@@ -191,12 +191,19 @@ class OwnData(DataSet):
         classes = 1 + int(torch.cat([train.labels, test.labels]).max())
         return Splits(train, test, classes)
 
-    def _examples(self, own: Own, scale: Scale | None, padding: int, flip: bool) -> Examples:
+    def _examples(self, own: Any, scale: Scale | None, padding: int, flip: bool) -> Examples:
         if isinstance(own, Examples):
             return own
-        if isinstance(own, Dataset):
+        if _is_pair(own):
+            x, y = (torch.as_tensor(part) for part in own)
+            return InMemory(x.float() if x.is_floating_point() else x, y, scale=scale, padding=padding, flip=flip)
+        if isinstance(own, IterableDataset) or (hasattr(own, "__getitem__") and hasattr(own, "__len__")):
             return from_dataset(own, workers=self.workers)
-        return InMemory(*own, scale=scale, padding=padding, flip=flip)
+        raise TypeError(f"Data are a pair (inputs, labels), a torch Dataset, or Examples; got {type(own).__name__}.")
+
+
+def _is_pair(own: Any) -> bool:
+    return isinstance(own, tuple | list) and len(own) == 2
 
 
 def _scale(x: Tensor) -> Scale | None:

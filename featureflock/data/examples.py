@@ -65,7 +65,14 @@ class Scale:
     def __call__(self, x: Tensor) -> Tensor:
         shape = (-1, *(1,) * (x.ndim - 2))
         factor = 1 / torch.tensor(self.deviation, device=x.device).view(shape)
-        return x.float().mul_(factor).sub_(torch.tensor(self.mean, device=x.device).view(shape) * factor)
+        return x.float().mul(factor).sub_(torch.tensor(self.mean, device=x.device).view(shape) * factor)
+
+
+def as_numbers(x: Tensor, scale: Scale | None) -> Tensor:
+    """What a network sees of a batch: scaled; without a scale, bytes from 0 to 1 and all else as it is."""
+    if scale is not None:
+        return scale(x)
+    return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def unit_scale(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scale:
@@ -77,8 +84,8 @@ class InMemory(Examples):
     """All inputs in one tensor (N, …).
 
     Args:
-        x, y: inputs and integer labels. Inputs of uint8 become float32; others are used as they are.
-        scale: applied to a batch, after augmentation.
+        x, y: inputs and integer labels.
+        scale: applied to a batch, after augmentation; None: bytes become numbers from 0 to 1, others stay as they are.
         padding, flip: augmentation of pictures (N, C, H, W) in training, as in `crop_and_flip`; 0 and False for none.
     """
 
@@ -109,8 +116,7 @@ class InMemory(Examples):
             x = self.x[positions.to(device)]
             if draw is not None and (self.padding or self.flip):
                 x = crop_and_flip(x, self.indices[positions], draw, padding=self.padding, flip=self.flip)
-            x = x.float() if x.dtype == torch.uint8 else x
-            yield Batch(x if self.scale is None else self.scale(x), self.labels[positions].to(device))
+            yield Batch(as_numbers(x, self.scale), self.labels[positions].to(device))
 
     def digest(self) -> str:
         return content_digest(self.x, self.labels)

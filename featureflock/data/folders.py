@@ -43,7 +43,9 @@ def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Strea
         if part is None:
             raise FileNotFoundError(f"{folder} holds none of the folders {', '.join(names)}; make one of them.")
         parts.append(part)
-    train_classes, test_classes = (sorted(e.name for e in os.scandir(part) if e.is_dir()) for part in parts)
+    train_classes, test_classes = (
+        sorted(e.name for e in os.scandir(part) if e.is_dir() and e.name[0] != ".") for part in parts
+    )
     unknown = sorted(set(test_classes) - set(train_classes))
     if unknown:
         raise ValueError(f"{parts[1]} has the class {unknown[0]}, which is not in {parts[0]}.")
@@ -67,7 +69,7 @@ class PictureFiles(Reader):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
             with Image.open(os.path.join(self.folder, self.paths[index])) as file:
-                picture = file.convert("RGB")
+                picture = _in_colour(file)
         if draw is None:
             return _pixels(centre(picture, self.size))
         keys = draw.seed, draw.epoch, index
@@ -109,15 +111,24 @@ def centre(picture: Image.Image, size: int) -> Image.Image:
 def _examples(part: Path, classes: list[str], size: int, workers: int) -> Streamed:
     paths, labels = [], []
     for label, name in enumerate(classes):
-        if (part / name).is_dir():
-            files = sorted(e.name for e in os.scandir(part / name) if e.name.lower().endswith(_PICTURES))
-            paths += [os.path.join(name, file) for file in files]
-            labels += [label] * len(files)
+        files = [os.path.join(folder, file) for folder, _, names in os.walk(part / name) for file in names]
+        pictures = sorted(os.path.relpath(file, part) for file in files if file.lower().endswith(_PICTURES))
+        paths += pictures
+        labels += [label] * len(pictures)
     if not paths:
         raise FileNotFoundError(f"{part} holds no pictures; they belong in {part / '<class>'}.")
     return Streamed(
         PictureFiles(str(part), tuple(paths), size), torch.tensor(labels), scale=IMAGENET_SCALE, workers=workers
     )
+
+
+def _in_colour(file: Image.Image) -> Image.Image:
+    """In RGB with 8 bits; of 16 bits of grey Pillow would keep the lower end and clip the rest."""
+    if file.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
+    if file.mode in ("I", "F"):
+        raise ValueError(f"pictures of mode {file.mode} have no known range")
+    return file.convert("RGB")
 
 
 def _pixels(picture: Image.Image) -> Tensor:

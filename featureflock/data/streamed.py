@@ -5,6 +5,7 @@ An example that cannot be read is named and left out of its batch; only when tha
 
 import random
 import signal
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from featureflock.data.augment import Draw
-from featureflock.data.examples import Batch, Examples, Scale, checked_labels
+from featureflock.data.examples import Batch, Examples, Scale, as_numbers, checked_labels
 from featureflock.data.randomness import random_bits
 
 _Key = tuple[int, int, Draw | None]
@@ -77,7 +78,7 @@ class Streamed(Examples):
             batch_sampler=keys,
             collate_fn=_collate,
             num_workers=self.workers,
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=_ignore_signals,
             pin_memory=device.type == "cuda",
         )
         lost, tolerated = 0, max(_TOLERATED, len(self) // 100)
@@ -89,8 +90,7 @@ class Streamed(Examples):
                     f"{batch.unreadable[-1]}; see whether the disk is still there."
                 )
             x, y = batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True)
-            x = x.float() if x.dtype == torch.uint8 else x
-            yield Batch(x if self.scale is None or not len(x) else self.scale(x), y, batch.unreadable)
+            yield Batch(as_numbers(x, self.scale) if len(x) else x, y, batch.unreadable)
 
     def digest(self) -> str:
         return self.reader.digest()
@@ -100,14 +100,25 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
     """Examples of a torch Dataset of (input, label) pairs, with whatever transforms it has.
 
     Python's, NumPy's and PyTorch's random numbers are set for each item by (seed, epoch, index), so that random
-    transforms repeat themselves exactly. Without `labels`, the whole data set is read once to learn them. Inputs are
-    tensors, or pictures and arrays, which become bytes (C, H, W).
+    transforms repeat themselves exactly. Without `labels`, the whole data set is read once to learn them; items that
+    cannot be read are then left out for good. Inputs are tensors, or pictures and arrays, which become tensors.
     """
+    if isinstance(dataset, IterableDataset):
+        raise ValueError("An IterableDataset cannot be read by index, as resuming needs; give a Dataset with len().")
     reader = _FromDataset(dataset)
-    if labels is None:
-        pairs = DataLoader(_Labels(dataset), batch_size=None, num_workers=workers, worker_init_fn=_ignore_interrupts)
-        labels = torch.tensor([int(y) for y in pairs])
-    return Streamed(reader, labels, workers=workers)
+    if labels is not None:
+        return Streamed(reader, labels, workers=workers)
+    items: list[int | str] = list(
+        DataLoader(_Labels(dataset), batch_size=None, num_workers=workers, worker_init_fn=_ignore_signals)
+    )
+    readable = torch.tensor([i for i, item in enumerate(items) if isinstance(item, int)], dtype=torch.int64)
+    lost = [item for item in items if isinstance(item, str)]
+    if lost:
+        warnings.warn(
+            f"{len(lost)} of {len(items)} items cannot be read and are left out, first {lost[0]}.", stacklevel=2
+        )
+    labels = torch.tensor([item if isinstance(item, int) else 0 for item in items], dtype=torch.int64)
+    return Streamed(reader, labels, workers=workers).select(readable)
 
 
 @dataclass(frozen=True)
@@ -129,23 +140,25 @@ class _FromDataset(Reader):
 
 
 def _as_tensor(x: Any) -> Tensor:
-    if isinstance(x, Tensor):
-        return x
-    array = np.array(x)
     if isinstance(x, Image):
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return torch.from_numpy(array)
+        array = np.array(x)
+        return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+    tensor = torch.as_tensor(x)
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 @dataclass(frozen=True)
-class _Labels(Dataset[int]):
+class _Labels(Dataset[int | str]):
     dataset: Dataset[Any]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def __getitem__(self, index: int) -> int:
-        return int(self.dataset[index][1])
+    def __getitem__(self, index: int) -> int | str:
+        try:
+            return int(self.dataset[index][1])
+        except Exception as error:
+            return f"item {index} ({error})"
 
 
 @dataclass(frozen=True)
@@ -167,6 +180,7 @@ def _collate(items: list[tuple[Tensor, int] | str]) -> Batch:
     return Batch(x, y, tuple(item for item in items if isinstance(item, str)))
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """A Ctrl-C is for the loop, which finishes its step and ends its workers."""
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C and SIGTERM often go to a whole group of processes. They are for the loop, which then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

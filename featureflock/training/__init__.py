@@ -2,7 +2,8 @@
 
 from featureflock.training.engine import Engine, Setup
 from featureflock.training.interrupts import Stopped
-from featureflock.training.loop import Diverged, train
+from featureflock.training.loop import train
+from featureflock.training.measuring import Diverged
 from featureflock.training.progress import Bar, Board, Lines, Reporter, Several
 from featureflock.training.recipe import Recipe
 from featureflock.training.recipes import RECIPES, NamedRecipe

@@ -34,6 +34,7 @@ _DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.complex64: "C64",
 }
 
 
@@ -51,7 +52,7 @@ def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     facts = json.dumps(checkpoint.facts)
     digest = _digest(tensors, facts)
     write_atomically(folder / f"checkpoint-{step:09d}.safetensors", _serialised(tensors, facts, digest))
-    clear_partials(folder)
+    clear_partials(folder, age=0)  # the run is locked: nobody else is writing here
     for path in _all(folder)[:-2]:
         path.unlink(missing_ok=True)
 
@@ -66,12 +67,12 @@ def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     for path in reversed(paths):
         try:
             checkpoint = _read(path)
-        except (OSError, ValueError, LookupError, RuntimeError, safetensors.SafetensorError):
+        except (ValueError, LookupError, safetensors.SafetensorError):
             path.rename(path.with_suffix(".damaged"))
             notes.append(f"{path} is damaged and was set aside; the checkpoint before it is used.")
         else:
             return checkpoint, notes
-    if paths:
+    if folder.is_dir() and any(folder.glob("*.damaged")):
         raise ValueError(f"No checkpoint in {folder} is sound; start again in another folder.")
     return None, []
 

@@ -102,6 +102,8 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     if engine.compile == "on" and engine.run != "sequential":
         raise ValueError(f"--compile on needs members one after another; leave --run {engine.run} out, or --compile.")
+    if engine.compile == "on" and device.type == "cpu" and not _has_compiler():
+        raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
     compilable = engine.run == "sequential" and (device.type == "cuda" or _has_compiler())
     return Setup(

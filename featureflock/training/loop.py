@@ -26,18 +26,14 @@ from featureflock.saving import save
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.engine import Engine, Setup, set_up
 from featureflock.training.interrupts import Interrupts, Stopped, listening
-from featureflock.training.measuring import measure
+from featureflock.training.measuring import Diverged, measure
 from featureflock.training.progress import Plan, Reporter
 from featureflock.training.recipe import Recipe, describe, differences
 from featureflock.training.run_folder import RunFolder
-from featureflock.training.state import State, fresh_state
+from featureflock.training.state import State, fresh_state, non_finite_members
 
 _ORDER, _STEP = 1, 2
 """Which random numbers are for what."""
-
-
-class Diverged(FloatingPointError):
-    """The loss is not finite."""
 
 
 def train(
@@ -60,35 +56,41 @@ def train(
     """
     run = RunFolder(Path(folder))
     description = describe(recipe)
-    run.check(description, resume)
-    result = run.result()
-    if result is not None:
+    finished = run.check(description, resume)
+    if finished is not None:
         reporter.note(f"{run} is finished already.")
-        return result
+        return finished
     splits = recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
     ens = build(recipe, splits)
     setup = set_up(engine, recipe.precision, ens, lambda: _work(recipe, ens, splits.train))
-    facts = {"data": splits.train.digest(), "setup": setup.to_json()}
+    environment = provenance()
+    where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
+    facts = {"recipe": description, "data": splits.train.digest(), "where": where}
     state = fresh_state(recipe, setup.prepare(ens))
     with run.locked():
-        for text in (*_go_on(run, state, facts), f"Computing on {setup}."):
+        run.check(description, resume)  # again: another process may have begun meanwhile
+        notes = _go_on(run, state, facts)
+        if resume and state.step == 0:
+            notes.append("There is no checkpoint yet: starting from the beginning.")
+        for text in (*notes, f"Computing on {setup}."):
             reporter.note(text)
-        run.begin(description, {**provenance(), "setup": setup.to_json(), "from_step": state.step})
-        run.forget_metrics_from(state.epoch + 1)
-        plan = Plan(recipe.epochs, math.ceil(len(splits.train) / recipe.batch), len(splits.train), state.step)
+        with run.writing():
+            run.begin(description, {**environment, "setup": setup.to_json(), "from_step": state.step})
+            run.forget_metrics_from(state.epoch + 1)
+        steps = math.ceil(len(splits.train) / recipe.batch)
         try:
-            reporter.start(plan)
+            reporter.start(Plan(recipe.epochs, steps, len(splits.train), state.step, state.epoch))
             with listening() as interrupts, torch.random.fork_rng(_gpus(setup)):
                 loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
-                test = loop.measured(splits.test)
+                test = loop.measured(splits.test, "test")
+                with run.writing():
+                    save(ens, run.ensemble)
+                    return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
         finally:
             reporter.close()
-        with run.writing():
-            save(ens, run.ensemble)
-            return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
 
 
 def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
@@ -96,11 +98,13 @@ def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
     found, notes = run.newest_checkpoint()
     if found is None:
         return notes
+    if differences(facts["recipe"], found.facts["recipe"]):
+        raise ValueError(f"The checkpoints in {run.checkpoints} are of another recipe; give another folder.")
     if found.facts["data"] != facts["data"]:
         raise ValueError(f"The training data are not those that {run} was started with.")
     state.restore(found)
-    changes = differences(facts["setup"], found.facts["setup"])
-    note = f"Going on after step {state.step}, in epoch {state.epoch + 1}."
+    changes = differences(facts["where"], found.facts["where"])
+    note = f"Going on after step {state.step}; epochs done: {state.epoch}."
     return [*notes, note, *([f"Not to the same bits: the {'; the '.join(changes)}."] if changes else [])]
 
 
@@ -144,7 +148,8 @@ class _Loop:
         draw = Draw(recipe.seed, state.epoch)
         for batch in self.splits.train.batches(order[state.batch :], device, draw):
             self._tell_unreadable(batch)
-            if len(batch.y):
+            # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
+            if len(batch.y) > 1 or len(batch.y) == recipe.batch:
                 self._step(batch)
             state.batch, state.step = state.batch + 1, state.step + 1
             state.seconds = time.monotonic() - began
@@ -176,16 +181,18 @@ class _Loop:
             "unreadable": len(state.unreadable),
         }
         if splits.validation is not None:
-            line["validation"] = self.measured(splits.validation)
+            line["validation"] = self.measured(splits.validation, "validation")
         if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
-            line["test"] = self.measured(splits.test)
+            line["test"] = self.measured(splits.test, "test")
         with self.run.writing():
             self.run.add_metrics(line)
         self.reporter.epoch(line)
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
 
-    def measured(self, examples: Examples) -> dict[str, Any]:
+    def measured(self, examples: Examples, what: str) -> dict[str, Any]:
+        self.reporter.measuring(what)
+
         def on_batch(batch: Batch) -> None:
             self._stop_if_asked()
             for name in batch.unreadable:
@@ -231,22 +238,23 @@ class _Loop:
 
     def _divergence(self, members: list[int], step: int) -> Diverged:
         who = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
-        state = self.state
+        epoch = self.state.epoch
+        kept = self.run.checkpoints
         return Diverged(
-            f"The loss{who} was not finite at step {step} (epoch {state.epoch + 1}, learning rate "
-            f"{self.recipe.learning_rate_of(state.epoch):g}); the last good checkpoint is in {self.run.checkpoints}. "
+            f"The loss{who} was not finite at step {step + 1} (epoch {epoch + 1}, learning rate "
+            f"{self.recipe.learning_rate_of(epoch):g}); "
+            f"{f'the last good checkpoint is kept in {kept}' if kept.exists() else 'there was no checkpoint yet'}. "
             "A lower learning rate helps most often; start it in another folder."
         )
 
     def _save(self) -> None:
         state = self.state
         self._refuse_non_finite()
-        checkpoint = state.checkpoint(self.facts)
-        if not all(bool(torch.isfinite(t).all()) for t in checkpoint.tensors.values() if t.is_floating_point()):
-            finite = [all(bool(torch.isfinite(p).all()) for p in m.parameters()) for m in state.ens.extractors]
-            raise self._divergence([i for i, sound in enumerate(finite) if not sound], state.step - 1)
+        members = non_finite_members(state)
+        if members is not None:
+            raise self._divergence(members, state.step - 1)
         with self.run.writing():
-            checkpoints.write(self.run.checkpoints, state.step, checkpoint)
+            checkpoints.write(self.run.checkpoints, state.step, state.checkpoint(self.facts))
 
     def _stop_if_asked(self) -> None:
         if self.interrupts.received is not None:

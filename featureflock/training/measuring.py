@@ -16,6 +16,10 @@ from featureflock.ensemble import Ensemble
 from featureflock.training.engine import Setup
 
 
+class Diverged(FloatingPointError):
+    """A number that should be finite is not."""
+
+
 @torch.no_grad()
 def measure(
     ens: Ensemble, examples: Examples, setup: Setup, size: int, on_batch: Callable[[Batch], None]
@@ -44,6 +48,11 @@ def measure(
         ens.train(training)
     if totals is None:
         raise OSError("None of the examples could be read, so nothing could be measured.")
+    bad = [i for i, row in enumerate(torch.isfinite(totals[1:]).all(1).tolist()) if not row]
+    if bad:
+        raise Diverged(
+            f"In evaluation the predictions of member {bad[0]} are not finite, though they were in training."
+        )
     (accuracy, *accuracies), (nll, *nlls) = (totals.double().cpu() / count).T.tolist()
     return {
         "examples": count,

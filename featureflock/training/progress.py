@@ -3,6 +3,7 @@
 Reading a number off a GPU makes the loop wait for it, so a bar asks for the loss twice a second, not every step.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,6 +27,8 @@ class Plan(NamedTuple):
     """In an epoch."""
     first_step: int
     """Steps that an earlier process has done."""
+    first_epoch: int
+    """Epochs that an earlier process has done and measured."""
 
 
 Averages = Callable[[], tuple[float, float]]
@@ -40,6 +43,9 @@ class Reporter:
 
     def step(self, step: int, averages: Averages) -> None:
         """A step is done, the `step`-th of the run."""
+
+    def measuring(self, what: str) -> None:
+        """The ensemble is being measured on the `what` set."""
 
     def epoch(self, line: dict[str, Any]) -> None:
         """An epoch is done and measured."""
@@ -56,7 +62,7 @@ class Lines(Reporter):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.plan = Plan(0, 0, 0, 0)
+        self.plan = Plan(0, 0, 0, 0, 0)
 
     def start(self, plan: Plan) -> None:
         self.plan = plan
@@ -76,7 +82,8 @@ class Bar(Lines):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        columns = TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[status]}")
+        where, status = TextColumn("{task.description}"), TextColumn("{task.fields[status]}")
+        columns = (where, BarColumn(None), status) if console.width >= 100 else (where, status)  # words come first
         self.bar = Progress(*columns, console=console, refresh_per_second=4, transient=True)
         self._drawn = 0.0
         self._clock: tuple[int, float] | None = None
@@ -96,6 +103,9 @@ class Bar(Lines):
         epoch, in_epoch = divmod(step - 1, self.plan.steps)
         where = f"epoch {epoch + 1}/{self.plan.epochs} step {in_epoch + 1}/{self.plan.steps}"
         self.bar.update(self.task, completed=step, description=where, status=self._status(step, now, averages))
+
+    def measuring(self, what: str) -> None:
+        self.bar.update(self.task, description=f"measuring on the {what} set")
 
     def epoch(self, line: dict[str, Any]) -> None:
         super().epoch(line)
@@ -127,17 +137,22 @@ class Board(Reporter):
         from torch.utils.tensorboard import SummaryWriter
 
         # Of what an earlier process wrote, the epochs that are now repeated do not count.
-        self.writer = SummaryWriter(str(self.folder), purge_step=plan.first_step // plan.steps + 1)
+        self.writer = SummaryWriter(str(self.folder), purge_step=plan.first_epoch + 1)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        assert self.writer is not None
-        for name, value in _numbers(line):
-            if name != "epoch":
-                self.writer.add_scalar(name, value, line["epoch"])
+        if self.writer is None:
+            return
+        try:
+            for name, value in _numbers(line):
+                if name != "epoch":
+                    self.writer.add_scalar(name, value, line["epoch"])
+        except Exception:  # a full disk, most often; the same numbers are in metrics.jsonl, which says so
+            self.writer = None
 
     def close(self) -> None:
         if self.writer is not None:
-            self.writer.close()
+            with contextlib.suppress(Exception):
+                self.writer.close()
 
 
 class Several(Reporter):
@@ -153,6 +168,10 @@ class Several(Reporter):
     def step(self, step: int, averages: Averages) -> None:
         for reporter in self.reporters:
             reporter.step(step, averages)
+
+    def measuring(self, what: str) -> None:
+        for reporter in self.reporters:
+            reporter.measuring(what)
 
     def epoch(self, line: dict[str, Any]) -> None:
         for reporter in self.reporters:

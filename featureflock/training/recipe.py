@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from featureflock.data import DataSet, Digits, content_digest
@@ -93,8 +95,8 @@ def describe(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"class": type(value).__name__, **fields}
-    if isinstance(value, Tensor):
-        return {"shape": list(value.shape), "sha256": content_digest(value)}
+    if isinstance(value, Tensor | np.ndarray):
+        return {"shape": list(value.shape), "sha256": content_digest(torch.as_tensor(value))}
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     if isinstance(value, Path):
@@ -105,10 +107,15 @@ def describe(value: Any) -> Any:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+_FREE = ("folder", "workers")
+"""Fields that may differ between a run and its continuation: where files lie and how many processes read them. That the
+data are the same is told by their digest."""
+
+
 def differences(ours: Any, theirs: Any, name: str = "") -> list[str]:
     """Where two descriptions differ, as "name: ours, not theirs"."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("class") == theirs.get("class"):
-        keys = [*ours, *(key for key in theirs if key not in ours)]
+        keys = [key for key in (*ours, *(key for key in theirs if key not in ours)) if key not in _FREE]
         return [
             line
             for key in keys

@@ -50,8 +50,8 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def check(self, recipe: dict[str, Any], resume: bool) -> None:
-        """See that there is nothing in the way, or a run of this recipe that is to be resumed."""
+    def check(self, recipe: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+        """See that there is nothing in the way, or a run of this recipe that is to be resumed; its result, if any."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self} is a file; give the name of a folder for the run.")
         parent = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
@@ -61,7 +61,7 @@ class RunFolder:
         if not known.exists():
             if self.path.exists() and any(p for p in self.path.iterdir() if not p.name.startswith(".")):
                 raise ValueError(f"{self} holds other files but no run; give the name of a new folder.")
-            return
+            return None
         if not resume:
             raise ValueError(f"{self} holds a run already; add --resume to go on with it, or give another folder.")
         differing = differences(recipe, self._read("recipe.json"))
@@ -70,6 +70,7 @@ class RunFolder:
                 f"{self} is a run of another recipe: {'; '.join(differing)}. Give the recipe that it was started with, "
                 "or another folder."
             )
+        return self._read("result.json") if (self.path / "result.json").exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,12 +90,11 @@ class RunFolder:
     def begin(self, recipe: dict[str, Any], environment: dict[str, Any]) -> None:
         """Write what is trained, and with what."""
         write_atomically(self.path / "recipe.json", _json(recipe))
-        before = self._read("environment.json") if (self.path / "environment.json").exists() else []
+        try:
+            before = json.loads((self.path / "environment.json").read_bytes())
+        except (OSError, ValueError):
+            before = []
         write_atomically(self.path / "environment.json", _json([*before, environment]))
-
-    def result(self) -> dict[str, Any] | None:
-        """What a finished run came to."""
-        return self._read("result.json") if (self.path / "result.json").exists() else None
 
     def finish(self, members: int, parameters: int, test: dict[str, Any]) -> dict[str, Any]:
         """Write what the run came to."""
@@ -112,7 +112,7 @@ class RunFolder:
             yield
         except OSError as error:
             raise OSError(
-                f"{self} could not be written to ({error.strerror or error}); the checkpoints in it are sound. Make "
+                f"{self} could not be written to ({error.strerror or error}); what was written before is sound. Make "
                 "room, then go on with --resume."
             ) from error
 
@@ -148,8 +148,8 @@ class RunFolder:
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _line(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value) + "\n").encode()
+    return (json.dumps(value, allow_nan=False) + "\n").encode()

@@ -56,6 +56,21 @@ class State:
             setattr(self, name, checkpoint.facts[name])
 
 
+def non_finite_members(state: State) -> list[int] | None:
+    """Members with a weight or momentum that is not finite, or [] if that is in what they share; None if all is well.
+
+    Buffers may hold infinities by design, such as a mask.
+    """
+
+    def sound(parameter: Tensor) -> bool:
+        tensors = (parameter, *(t for t in state.optimiser.state[parameter].values() if isinstance(t, Tensor)))
+        return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+    if all(sound(p) for p in state.ens.parameters()):
+        return None
+    return [i for i, m in enumerate(state.ens.extractors) if not all(sound(p) for p in m.parameters())]
+
+
 def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
     device = next(ens.parameters()).device
     optimiser = torch.optim.SGD(
