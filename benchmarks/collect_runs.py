@@ -44,8 +44,9 @@ def table(summary: dict[str, Any]) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curves = {name: [line[name] for line in lines] for name in CURVE}
-    if "test" in lines[0]:
-        curves |= {f"test_{name}": [line["test"][name] for line in lines] for name in ("accuracy", "nll")}
+    for part in ("validation", "test"):
+        if all(part in line for line in lines):
+            curves |= {f"{part}_{name}": [line[part][name] for line in lines] for name in ("accuracy", "nll")}
     recipe, environment, result = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("recipe", "environment", "result")
     )
