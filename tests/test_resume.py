@@ -266,6 +266,13 @@ def finished(tmp_path_factory) -> Path:
     return out
 
 
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
+    with flock(tmp_path / "run") as process:
+        process.stdout.readline()
+        process.stdout.close()
+    assert (tmp_path / "run" / "result.json").exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_the_command_can_be_stopped_and_goes_on(number, code, finished, tmp_path):
     out = tmp_path / "run"

@@ -74,7 +74,9 @@ class Lines(Reporter):
         self._print(text)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        # A reader that goes away (… | head) is no reason to stop: rich falls silent, but would end the program first.
+        with contextlib.suppress(SystemExit):
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Bar(Lines):
