@@ -162,7 +162,7 @@ def test_the_command_gets_and_lists(tmp_path, own_cache):
         "reading mine …",
         "Kept, but it is not the published CIFAR-10: 10 + 4 pictures instead of 50,000 + 10,000.",
         f"CIFAR-10: 10 + 4 pictures from files in {place}, in {own_cache / 'cifar10.safetensors'}",
-        "Next: featureflock train cifar10-wrn16x4",
+        "Next: featureflock train cifar10-small",
     ]
     (own_cache / "mnist.safetensors").write_bytes(b"nonsense")
     run = command("list")

@@ -88,7 +88,8 @@ def test_ctrl_c_ends_it_with_a_sentence(tmp_path):
     with subprocess.Popen(
         [FLOCK, "demo"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        time.sleep(8)  # training has begun, or the processes are starting
+        process.stdout.readline()  # its first words: training begins, or the processes are starting
+        time.sleep(2)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its processes
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130

@@ -201,6 +201,7 @@ class Slow(Dataset):
 
 def work_with_workers(folder: Path) -> None:
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # workers that need not import everything anew
     torch.set_num_threads(1)
     model = OwnModel(partial(nn.Linear, 6, 4), partial(nn.Linear, 4, 2))
     data = OwnData(Slow(), Slow(), workers=2)

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,10 +114,10 @@ def _with_chosen_parts(recipe: Recipe, flags: list[str]) -> Recipe:
 def _value_of(flag: str, flags: list[str]) -> str | None:
     """The value of a flag, the last one if it is given twice."""
     value = None
-    for word, following in zip(flags, [*flags[1:], None], strict=True):
+    for word, following in pairwise([*flags, None]):
         if word == flag:
             value = following
-        elif word.startswith(f"{flag}="):
+        elif word is not None and word.startswith(f"{flag}="):
             value = word.removeprefix(f"{flag}=")
     return value
 
