@@ -11,7 +11,6 @@ Shapes: n members, B pictures, C classes.
 """
 
 import signal
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -70,13 +69,11 @@ def compare(settings: Settings, on_progress: Callable[[int, int], None]) -> list
     """Train all methods on all seeds, with as many processes as there are cores."""
     jobs = [(name, seed) for seed in range(settings.seeds) for name in METHODS]
     with ProcessPoolExecutor(min(len(jobs), cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        # Processes inherit what is held back: a Ctrl-C is for this one alone, which then ends the others.
-        if sys.platform != "win32":
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Processes inherit what is ignored: a Ctrl-C is for this one alone, which then ends the others.
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         futures = [pool.submit(run, name, seed, settings) for name, seed in jobs]
+        signal.signal(signal.SIGINT, interrupt)
         try:
-            if sys.platform != "win32":
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 on_progress(done, len(jobs))

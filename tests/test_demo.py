@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,14 @@ def test_the_command_writes_a_report(tmp_path):
 
 def test_ctrl_c_ends_it_with_a_sentence(tmp_path):
     with subprocess.Popen(
-        [FLOCK, "demo"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [FLOCK, "demo"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Whoever runs the tests may ignore Ctrl-C, and processes inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     ) as process:
         process.stdout.readline()  # its first words: training begins, or the processes are starting
         time.sleep(2)
