@@ -1,6 +1,6 @@
 """The command line: featureflock data | train | demo.
 
-Commands are imported when they are called for, so that this page costs nothing.
+Commands are imported when they are called for. The package itself still imports PyTorch at once.
 """
 
 import difflib
