@@ -1,0 +1,57 @@
+"""Noise: Gaussian, shot, impulse.
+
+    gaussian_noise   x + N(0, c)                                  for each value of each channel
+    shot_noise       Poisson(x c) / c
+    impulse_noise    0 with probability c/2, 1 with probability c/2, else x
+
+Poisson numbers are drawn by inversion: the least k whose cumulative probability F_λ(k) exceeds a uniform number u. As
+bytes have 256 levels, F has 256 rows; laid end to end as (level + F) they are one sorted list, in which (level + u) is
+looked up.
+"""
+
+from functools import cache
+
+import numpy as np
+from scipy.stats import poisson
+
+from featureflock.corruptions.pictures import Bytes, Chance, Floats, to_bytes
+
+GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
+SHOT = (500, 250, 100, 75, 50)
+IMPULSE = (0.01, 0.02, 0.03, 0.05, 0.07)
+
+
+def gaussian_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+    noise = chance.normal(0, GAUSSIAN[severity - 1], *x_bhwc.shape[1:])
+    noise += x_bhwc / 255
+    return to_bytes(noise)
+
+
+def shot_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+    c = SHOT[severity - 1]
+    ends, first = _poisson_table(c)
+    u = chance.uniform(0, 1, *x_bhwc.shape[1:])
+    u += x_bhwc
+    count = np.searchsorted(ends, u, side="right") - first[x_bhwc]
+    return to_bytes(count / c)
+
+
+def impulse_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+    c = IMPULSE[severity - 1]
+    u = chance.uniform(0, 1, *x_bhwc.shape[1:])
+    kept = to_bytes(np.arange(256) / 255)[x_bhwc]  # as published, some bytes lose one on their way to [0, 1] and back
+    kept[u < c] = 255
+    kept[u < c / 2] = 0
+    return kept
+
+
+@cache
+def _poisson_table(c: int) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """(level + F) for all levels, end to end, and where each level begins."""
+    rows = []
+    for level in range(256):
+        rate = level / 255 * c
+        last = int(poisson.isf(1e-11, rate)) + 1
+        rows.append(level + np.append(poisson.cdf(np.arange(last), rate), 1.0))
+    lengths = np.array([len(row) for row in rows])
+    return np.concatenate(rows), np.cumsum(lengths) - lengths
