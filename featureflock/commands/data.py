@@ -33,8 +33,11 @@ _PIPED_WIDTH = 160
 
 def main(args: list[str]) -> None:
     """Run `featureflock data` with these arguments."""
-    if args[:1] == ["get"] and len(args) > 1 and not args[1].startswith("-"):
-        known(args[1])  # which suggests a name; tyro would list them
+    if args[:1] in (["get"], ["corrupt"]) and len(args) > 1 and not args[1].startswith("-"):
+        facts = known(args[1])  # which suggests a name; tyro would list them
+        if args[0] == "corrupt" and facts.shape[2] != 3:
+            colour = " and ".join(name for name, facts in SETS.items() if facts.shape[2] == 3)
+            raise ValueError(f"{facts.title} is grey; the corruptions are for {colour}.")
     app.cli(prog="featureflock data", description="The data sets to train and test on.", args=args)
 
 

@@ -52,7 +52,8 @@ _FUNCTIONS: tuple[Corruption, ...] = (
 )
 _AT_ONCE = 64
 """Pictures of 32 × 32 whose numbers fit into a processor's cache."""
-_SMALLEST = 8
+_SMALLEST = 24
+"""Below that, scaled blur is less than a pixel: no corruption at all."""
 
 
 def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices: Any) -> Bytes:
@@ -68,12 +69,12 @@ def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices
     """
     number = CORRUPTIONS.index(known(corruption))
     index_b = _checked(images, severity, seed, np.asarray(indices))
-    corrupted = np.empty_like(images, order="C")
+    corrupted = np.empty(images.shape, dtype=np.uint8)
     at_once = max(1, _AT_ONCE * 1024 // (images.shape[1] * images.shape[2]))
     for start in range(0, len(images), at_once):
         part = slice(start, start + at_once)
         chance = Chance(index_b[part], (seed, number, severity))
-        corrupted[part] = _FUNCTIONS[number](images[part], severity, chance)
+        corrupted[part] = _FUNCTIONS[number](np.ascontiguousarray(images[part]), severity, chance)
     return corrupted
 
 

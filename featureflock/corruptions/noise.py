@@ -9,10 +9,11 @@ bytes have 256 levels, F has 256 rows; laid end to end as (level + F) they are o
 looked up.
 """
 
+import math
 from functools import cache
 
 import numpy as np
-from scipy.stats import poisson
+from scipy.special import pdtr
 
 from featureflock.corruptions.pictures import Bytes, Chance, Floats, to_bytes
 
@@ -51,7 +52,7 @@ def _poisson_table(c: int) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.i
     rows = []
     for level in range(256):
         rate = level / 255 * c
-        last = int(poisson.isf(1e-11, rate)) + 1
-        rows.append(level + np.append(poisson.cdf(np.arange(last), rate), 1.0))
+        count = np.arange(int(rate + 8 * math.sqrt(rate)) + 16)  # beyond, there is less than one in 2³²
+        rows.append(level + np.append(pdtr(count, rate), 1.0))
     lengths = np.array([len(row) for row in rows])
     return np.concatenate(rows), np.cumsum(lengths) - lengths

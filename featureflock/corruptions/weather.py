@@ -79,4 +79,7 @@ def brightness(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
     value = x.max(axis=3, keepdims=True)
     brighter = np.minimum(value + BRIGHTNESS[severity - 1], 1)
     black = value == 0
-    return to_bytes(np.where(black, brighter, x * (brighter / np.where(black, 1, value))))
+    x /= np.where(black, 1, value)  # first, so that the largest channel becomes 1 exactly
+    x += black
+    x *= brighter
+    return to_bytes(x)
