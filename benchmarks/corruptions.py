@@ -1,10 +1,8 @@
-"""Pictures a second of each corruption, in one process with one thread.
+"""Pictures a second of each corruption, in one process with one thread, by processor time.
 
-Pictures are those of CIFAR's size, smooth ones, in batches of 500. The severities take turns, and so do the rounds; the
-speed is that of the median round over all five severities. At last the time of a whole set of 750,000 pictures on the
-cores there are, as the sum says it: `featureflock data corrupt cifar10` tells the true one. For comparison: the
-published script takes about 74 ms for one picture under all 15 corruptions (facts of its authors' machine, not
-measured here).
+Pictures are soft ones of CIFAR's size, in batches of 500. The severities take turns; the speed is that of the median
+round over all five severities. The last line is the sum for a set of 750,000 pictures: `featureflock data corrupt
+cifar10` shares that among the cores, and says how long it really took.
 
     python benchmarks/corruptions.py [--quick] [--json results/benchmark_corruptions.json]
 """
@@ -62,9 +60,9 @@ def _measure(name: str, x: Bytes, rounds: int) -> dict[str, Any]:
     seconds: dict[int, list[float]] = {severity: [] for severity in SEVERITIES}
     for _ in range(rounds):
         for severity in SEVERITIES:
-            start = time.perf_counter()
+            start = time.process_time()
             corrupt(x, name, severity, seed=SEED, indices=index)
-            seconds[severity].append(time.perf_counter() - start)
+            seconds[severity].append(time.process_time() - start)
     by_round = [len(x) * len(SEVERITIES) / sum(times) for times in zip(*seconds.values(), strict=True)]
     by_severity = [len(x) / median(times) for times in seconds.values()]
     print(f"{name:18} {median(by_round):9,.0f} a second ({min(by_round):,.0f} to {max(by_round):,.0f})", flush=True)

@@ -27,6 +27,8 @@ _LIKENESS = (  # height, width, mean of red, green and blue, deviation: of the p
 )
 _SHRUNK = 0.2
 _TEXTURE_KEY = 0xF205
+_DECAY = 1.05
+"""Neighbouring pixels then differ as much as in the photographs."""
 
 
 def frost_source() -> str:
@@ -67,7 +69,7 @@ def _photographs() -> tuple[Path, ...] | None:
 
 def _texture(k: int, height: int, width: int, mean: tuple[int, int, int], deviation: int) -> Bytes:
     chance = Chance(np.array([k]), (_TEXTURE_KEY,))
-    ridges = -np.abs(2 * plasma(chance, max(height, width), 1.3)[0, :height, :width] - 1)
+    ridges = -np.abs(2 * plasma(chance, max(height, width), _DECAY)[0, :height, :width] - 1)
     ridges = (ridges - ridges.mean()) / ridges.std()
     texture: Bytes = np.clip(np.array(mean) + deviation * ridges[..., None], 0, 255).astype(np.uint8)
     return texture
