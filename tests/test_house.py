@@ -75,6 +75,7 @@ def test_figures_in_the_readme_are_those_in_results():
     [
         ("README.md", "cifar10-small", "cifar10_small.json", "collect_runs", "summary"),
         ("docs/decisions.md", "engine", "benchmark_engine.json", "engine", "rows"),
+        ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
     ],
 )
 def test_tables_in_the_documents_are_those_in_results(page, marker, results, script, key, monkeypatch):
