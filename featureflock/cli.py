@@ -9,7 +9,7 @@ import signal
 import sys
 
 COMMANDS = {
-    "data": "which data sets there are, and getting them",
+    "data": "which data sets there are, getting them, and corrupting them",
     "train": "train an ensemble by a recipe, resumable to the bit",
     "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
 }

@@ -13,6 +13,14 @@ torch.set_num_threads(1)
 # ---- for the tests that get, cache and read the published data sets
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_cache_of_the_user(tmp_path_factory):
+    """Before any other fixture: no test may read or replace what the user has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEATUREFLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"

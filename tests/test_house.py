@@ -75,6 +75,7 @@ def test_figures_in_the_readme_are_those_in_results():
     [
         ("README.md", "cifar10-small", "cifar10_small.json", "collect_runs", "summary"),
         ("docs/decisions.md", "engine", "benchmark_engine.json", "engine", "rows"),
+        ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
     ],
 )
 def test_tables_in_the_documents_are_those_in_results(page, marker, results, script, key, monkeypatch):
@@ -127,7 +128,7 @@ def test_public_names_are_documented():
         assert isinstance(thing, str) or thing.__doc__, name
 
 
-@pytest.mark.parametrize("script", ["transport.py", "memory.py", "engine.py"])
+@pytest.mark.parametrize("script", ["transport.py", "memory.py", "engine.py", "corruptions.py"])
 def test_benchmarks_run(script, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -1,9 +1,10 @@
-"""featureflock data: which data sets there are, and getting them."""
+"""featureflock data: which data sets there are, getting them, and corrupting them."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich import box
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES, copy_set, frost_source, make_set, open_set
 from featureflock.data import cache
 from featureflock.data.download import Progress
 from featureflock.data.getting import get as get_data
@@ -31,8 +33,11 @@ _PIPED_WIDTH = 160
 
 def main(args: list[str]) -> None:
     """Run `featureflock data` with these arguments."""
-    if args[:1] == ["get"] and len(args) > 1 and not args[1].startswith("-"):
-        known(args[1])  # which suggests a name; tyro would list them
+    if args[:1] in (["get"], ["corrupt"]) and len(args) > 1 and not args[1].startswith("-"):
+        facts = known(args[1])  # which suggests a name; tyro would list them
+        if args[0] == "corrupt" and facts.shape[2] != 3:
+            colour = " and ".join(name for name, facts in SETS.items() if facts.shape[2] == 3)
+            raise ValueError(f"{facts.title} is grey; the corruptions are for {colour}.")
     app.cli(prog="featureflock data", description="The data sets to train and test on.", args=args)
 
 
@@ -84,6 +89,106 @@ def get(
         soft_wrap=True,
     )
     console.print(f"Next: featureflock train {_FIRST_RECIPE[name]}", soft_wrap=True)
+
+
+@app.command
+def corrupt(
+    name: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
+    corruptions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = CORRUPTIONS,
+    severities: Annotated[tuple[int, ...], tyro.conf.arg(metavar="1…5 …")] = SEVERITIES,
+    seed: int = 0,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
+    from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")] = None,
+    workers: int | None = None,
+) -> None:
+    """Make the corrupted test set, in the layout of CIFAR-10-C: 15 corruptions, each with five severities.
+
+    What is finished is not made again: run it once more after an interruption.
+
+    Args:
+        name: Which data set's test pictures.
+        corruptions: Only these corruptions.
+        severities: Only these severities, of 1 to 5.
+        seed: Of the random numbers: the same seed gives the same bytes.
+        out: Where to write the files; by default a folder in the cache.
+        from_: Take the published files in this folder (fog.npy, labels.npy and so on) instead of making them.
+        workers: Processes that share the work, by default one for each core. How many does not change a byte.
+    """
+    clean = cache.load(name)
+    labels = clean.test_y.numpy()
+    folder = out.expanduser() if out is not None else _default_folder(name, severities, seed, from_)
+    console = _console()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    start = time.perf_counter()
+    if from_ is not None:
+        published = open_set(from_.expanduser())
+        chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
+        with _pictures_shown(console) as progress:
+            copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, say=say)
+    else:
+        if "frost" in corruptions:
+            say(f"Frost is made from {frost_source()}.")
+            if "procedural" in frost_source():
+                say("For the photographs: pip install featureflock[frost]")
+        with _pictures_shown(console) as progress:
+            make_set(
+                clean.test_x.permute(0, 2, 3, 1).numpy(),
+                labels,
+                folder,
+                corruptions=corruptions,
+                severities=severities,
+                seed=seed,
+                workers=workers,
+                progress=progress,
+                say=say,
+            )
+    made = open_set(folder)
+    pictures = len(made.corruptions) * len(made.severities) * len(made.labels)
+    say(
+        f"{SETS[name].title} corrupted: {len(made.corruptions)} corruptions × {len(made.severities)} severities, "
+        f"{pictures:,} pictures, in {folder} ({time.perf_counter() - start:,.0f} s)"
+    )
+
+
+def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Path | None) -> Path:
+    """A folder in the cache for each set that differs."""
+    parts = [f"{name}-c"]
+    if from_ is not None:
+        parts.append("published")
+    elif seed:
+        parts.append(f"seed{seed}")
+    if sorted(set(severities)) != list(SEVERITIES):
+        parts.append("severities" + "".join(map(str, sorted(set(severities)))))
+    return cache.cache_folder() / "-".join(parts)
+
+
+@contextlib.contextmanager
+def _pictures_shown(console: Console) -> Iterator[Progress]:
+    """A bar in a terminal; elsewhere a line for each corruption."""
+    if not console.is_terminal:
+        seen: list[str] = []
+
+        def line(done: int, total: int | None, what: str) -> None:
+            if what not in seen:
+                seen.append(what)
+                console.print(f"{what} … ({done:,} of {total:,} pictures are there)", soft_wrap=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description:17}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"))
+    with Bars(*columns, TextColumn("pictures"), TimeRemainingColumn(), console=console, transient=True) as bars:
+        tasks: list[TaskID] = []
+
+        def update(done: int, total: int | None, what: str) -> None:
+            if not tasks:
+                tasks.append(bars.add_task(what, total=total))
+                bars.reset(tasks[0], completed=done)
+            bars.update(tasks[0], completed=done, total=total, description=what)
+
+        yield update
 
 
 def _console() -> Console:

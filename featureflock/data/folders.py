@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ IMAGENET_SCALE = unit_scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 _TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test")
 
+_MARGIN = 256 / 224
+
 Box = tuple[float, float, float, float]
 
 
@@ -43,17 +46,34 @@ def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Strea
         if part is None:
             raise FileNotFoundError(f"{folder} holds none of the folders {', '.join(names)}; make one of them.")
         parts.append(part)
-    train_classes, test_classes = (
-        sorted(e.name for e in os.scandir(part) if e.is_dir() and e.name[0] != ".") for part in parts
-    )
+    train_classes, test_classes = (class_names(part) for part in parts)
     unknown = sorted(set(test_classes) - set(train_classes))
     if unknown:
         raise ValueError(f"{parts[1]} has the class {unknown[0]}, which is not in {parts[0]}.")
-    train, test = (_examples(part, train_classes, size, workers) for part in parts)
+    train, test = (read_classes(part, train_classes, size=size, workers=workers) for part in parts)
     missing = [name for k, name in enumerate(train_classes) if k not in set(train.labels.tolist())]
     if missing:
         raise ValueError(f"{parts[0] / missing[0]} holds no pictures; add some or remove the folder.")
     return train, test, len(train_classes)
+
+
+def class_names(part: Path) -> list[str]:
+    """The folders in a folder, in order: their places are the labels."""
+    return sorted(e.name for e in os.scandir(part) if e.is_dir() and e.name[0] != ".")
+
+
+def read_classes(part: Path, classes: Sequence[str], *, size: int, workers: int, margin: float = _MARGIN) -> Streamed:
+    """The pictures in the folders of these classes; a class without a folder has none."""
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        files = [os.path.join(folder, file) for folder, _, names in os.walk(part / name) for file in names]
+        pictures = sorted(os.path.relpath(file, part) for file in files if file.lower().endswith(_PICTURES))
+        paths += pictures
+        labels += [label] * len(pictures)
+    if not paths:
+        raise FileNotFoundError(f"{part} holds no pictures; they belong in {part / '<class>'}.")
+    reader = PictureFiles(str(part), tuple(paths), size, margin)
+    return Streamed(reader, torch.tensor(labels), scale=IMAGENET_SCALE, workers=workers)
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,8 @@ class PictureFiles(Reader):
     paths: tuple[str, ...]
     """Relative to the folder."""
     size: int
+    margin: float = _MARGIN
+    """In evaluation the shorter side is scaled to size · margin; 1 for pictures that have been cropped before."""
 
     def read(self, index: int, draw: Draw | None) -> Tensor:
         with warnings.catch_warnings():
@@ -71,7 +93,7 @@ class PictureFiles(Reader):
             with Image.open(os.path.join(self.folder, self.paths[index])) as file:
                 picture = _in_colour(file)
         if draw is None:
-            return _pixels(centre(picture, self.size))
+            return _pixels(centre(picture, self.size, self.margin))
         keys = draw.seed, draw.epoch, index
         box = random_box(*picture.size, *keys)
         pixels = _pixels(picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
@@ -99,27 +121,13 @@ def random_box(width: int, height: int, *keys: int) -> Box:
     return left, top, left + w, top + h
 
 
-def centre(picture: Image.Image, size: int) -> Image.Image:
-    """The picture scaled so that its shorter side is size · 256/224, and of that the centre, size × size."""
-    short = round(size * 256 / 224)
+def centre(picture: Image.Image, size: int, margin: float = _MARGIN) -> Image.Image:
+    """The picture scaled so that its shorter side is size · margin, and of that the centre, size × size."""
+    short = round(size * margin)
     width, height = (max(short, short * side // min(picture.size)) for side in picture.size)
     scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return scaled.crop((left, top, left + size, top + size))
-
-
-def _examples(part: Path, classes: list[str], size: int, workers: int) -> Streamed:
-    paths, labels = [], []
-    for label, name in enumerate(classes):
-        files = [os.path.join(folder, file) for folder, _, names in os.walk(part / name) for file in names]
-        pictures = sorted(os.path.relpath(file, part) for file in files if file.lower().endswith(_PICTURES))
-        paths += pictures
-        labels += [label] * len(pictures)
-    if not paths:
-        raise FileNotFoundError(f"{part} holds no pictures; they belong in {part / '<class>'}.")
-    return Streamed(
-        PictureFiles(str(part), tuple(paths), size), torch.tensor(labels), scale=IMAGENET_SCALE, workers=workers
-    )
 
 
 def _in_colour(file: Image.Image) -> Image.Image:

@@ -1,0 +1,109 @@
+"""Digital: contrast, elastic transform, pixelation, JPEG compression.
+
+contrast            (x − μ) c + μ,  μ the mean of each channel
+elastic_transform   an affine map that moves three points by U(−a, a) each, mirrored at the edges (without the edge
+                    pixel); then x[p + α G_σ u(p)], u ~ U(−1, 1) for each pixel and direction, G_σ cut off at 3σ,
+                    bilinear, mirrored at the edges (with it)
+pixelate            reduced to ⌊c · size⌋ by the means of boxes, and enlarged by them
+jpeg_compression    written and read as JPEG of quality c
+"""
+
+import io
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from featureflock.corruptions.pictures import Bytes, Chance, to_bytes
+
+CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
+ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+"""α, σ, a, in sizes of the picture."""
+PIXELATE = (0.95, 0.9, 0.85, 0.75, 0.65)
+JPEG = (80, 65, 58, 50, 40)
+
+Singles = NDArray[np.float32]
+
+
+def contrast(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+    pixels = x_bhwc.shape[1] * x_bhwc.shape[2]
+    mean = x_bhwc.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (255 * pixels)
+    x = x_bhwc / 255
+    x -= mean
+    x *= CONTRAST[severity - 1]
+    x += mean
+    return to_bytes(x)
+
+
+def elastic_transform(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+    height, width = x_bhwc.shape[1:3]
+    alpha, sigma, moved = (value * min(height, width) for value in ELASTIC[severity - 1])
+    x: Singles = x_bhwc.astype(np.float32) / np.float32(255)
+    x = _affine(x, chance.uniform(-moved, moved, 3, 2).astype(np.float32))
+    if alpha:
+        u = chance.uniform(-1, 1, 2, height, width, stream=1)
+        u = alpha * ndimage.gaussian_filter(u, sigma, mode="reflect", truncate=3.0, axes=(2, 3))
+        x = _displaced(x, u[:, 0].astype(np.float32), u[:, 1].astype(np.float32))
+    return to_bytes(x)
+
+
+def pixelate(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+    height, width = x_bhwc.shape[1:3]
+    c = PIXELATE[severity - 1]
+    return _boxes(_boxes(x_bhwc, int(height * c), int(width * c)), height, width)
+
+
+def jpeg_compression(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+    y_bhwc = np.empty_like(x_bhwc)
+    for x, y in zip(x_bhwc, y_bhwc, strict=True):
+        stream = io.BytesIO()
+        Image.fromarray(x).save(stream, "JPEG", quality=JPEG[severity - 1])
+        with Image.open(stream, formats=["JPEG"]) as picture:
+            y[:] = np.asarray(picture)
+    return y_bhwc
+
+
+def _affine(x_bhwc: Singles, move_bpd: Singles) -> Singles:
+    """Each picture under the affine map that moves three corners of a square in its middle."""
+    height, width = x_bhwc.shape[1:3]
+    centre, side = np.array([width // 2, height // 2], dtype=np.float32), min(height, width) // 3
+    corners = centre + side * np.array([[1, 1], [1, -1], [-1, -1]], dtype=np.float32)
+    moved = np.empty_like(x_bhwc)
+    for x, y, move in zip(x_bhwc, moved, move_bpd, strict=True):
+        matrix = cv2.getAffineTransform(corners, corners + move)
+        cv2.warpAffine(x, matrix, (width, height), dst=y, borderMode=cv2.BORDER_REFLECT_101)
+    return moved
+
+
+def _displaced(x_bhwc: Singles, across_bhw: Singles, down_bhw: Singles) -> Singles:
+    """x[h + down, w + across], bilinear."""
+    batch, height, width, channels = x_bhwc.shape
+    row, column = np.arange(height)[:, None] + down_bhw, np.arange(width) + across_bhw
+    above, before = np.floor(row), np.floor(column)
+    lower, right = (row - above)[..., None].astype(np.float32), (column - before)[..., None].astype(np.float32)
+    rows = [_mirrored(above.astype(np.int64) + k, height) * width for k in (0, 1)]
+    columns = [_mirrored(before.astype(np.int64) + k, width) for k in (0, 1)]
+    pixels = x_bhwc.reshape(-1, channels)
+    first = (np.arange(batch) * (height * width))[:, None, None]
+    ((a, b), (c, d)) = ([np.take(pixels, first + i + j, axis=0) for j in columns] for i in rows)
+    top, bottom = a + right * (b - a), c + right * (d - c)
+    return np.asarray(top + lower * (bottom - top), dtype=np.float32)
+
+
+def _mirrored(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """… 1 0 | 0 1 … size−1 | size−1 …"""
+    index = index % (2 * size)
+    return np.minimum(index, 2 * size - 1 - index)
+
+
+def _boxes(x_bhwc: Bytes, height: int, width: int) -> Bytes:
+    """Pillow's box filter on all pictures at once: rows of all pictures below each other, then columns side by side."""
+    batch, old_height, old_width, channels = x_bhwc.shape
+    tall = Image.fromarray(np.ascontiguousarray(x_bhwc).reshape(batch * old_height, old_width, channels))
+    narrow = np.asarray(tall.resize((width, batch * old_height), Image.Resampling.BOX))
+    beside = narrow.reshape(batch, old_height, width, channels).transpose(1, 0, 2, 3)
+    wide = Image.fromarray(np.ascontiguousarray(beside).reshape(old_height, batch * width, channels))
+    low = np.asarray(wide.resize((batch * width, height), Image.Resampling.BOX))
+    return np.ascontiguousarray(low.reshape(height, batch, width, channels).transpose(1, 0, 2, 3))
