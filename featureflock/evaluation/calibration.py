@@ -11,8 +11,10 @@ Cross-validation: shuffle the test set, fit T on one half and score the other, b
 scores. The first of the halves has ⌊B/2⌋ examples. Equal seeds and sizes give equal halves, so methods are compared on
 the same.
 
-At the bounds 0.01 ≤ T ≤ 100: if all examples are right, the sharper the better, and T = 0.01; if labels are no more
-likely than chance, T = 100. Uniform predictions stay what they are at any temperature: T = 1.
+T is exactly at its bounds, 0.01 ≤ T ≤ 100, where the NLL falls up to them: 0.01 if all examples are right, 100 if they
+are no better than chance. Uniform predictions stay what they are at any temperature: T = 1. A half that is all right
+says T = 0.01, at which an error in the other half costs 100 times its margin: see `temperatures` before you believe
+the calibrated NLL of a small or easy test set.
 
 Shapes: B examples, C classes, g halves.
 """
@@ -141,4 +143,4 @@ def _minimise(likelihood: _Likelihood, half_bg: Tensor, start: float) -> Tensor:
         done = done | (last <= 1e-9)
         if done.all():
             break
-    return (-u).exp().clamp(*BOUNDS)
+    return (-u).exp().masked_fill(u >= most, BOUNDS[0]).masked_fill(u <= least, BOUNDS[1])  # bounds exactly

@@ -18,6 +18,7 @@ Shapes: n members, B examples, C classes.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,8 @@ class Scores(NamedTuple):
     aurc: float
 
 
-class Reliability(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reliability:
     """What a reliability diagram shows, (bins,) each. Bin k is (edges[k], edges[k + 1]] of the top probability."""
 
     edges: Tensor
