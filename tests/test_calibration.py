@@ -100,6 +100,9 @@ def test_at_the_bounds():
     sure = torch.tensor([[0.0, -2000.0]] * 4)
     assert ev.fit_temperature(sure, torch.zeros(4, dtype=torch.int64)) == 0.01
     assert ev.fit_temperature(sure, torch.ones(4, dtype=torch.int64)) == 100
+    # Newton's steps alone would creep there, by 1/5 in β each.
+    near = torch.tensor([[0.0, -5.0]] * 4).log_softmax(-1)
+    assert ev.fit_temperature(near, torch.zeros(4, dtype=torch.int64)) == 0.01
     # A minimum beyond the bounds is at the bounds.
     log_p, y = draw()
     t = ev.fit_temperature(log_p, y)
@@ -150,7 +153,8 @@ def test_no_temperature_is_better_whatever_the_predictions(b, c, seed, power, sp
     y = torch.where(torch.rand(b, generator=g) < right, log_p.argmax(-1), torch.randint(c, (b,), generator=g))
     t = ev.fit_temperature(log_p, y)
     assert 0.01 <= t <= 100
-    best = min(nll_at(log_p, y, s) for s in np.geomspace(0.01, 100, 400))
+    grid = torch.from_numpy(np.geomspace(0.01, 100, 400))[:, None, None]
+    best = -(log_p / grid).log_softmax(-1)[:, torch.arange(b), y].mean(-1).max().item()
     assert nll_at(log_p, y, t) <= best * (1 + 1e-12) + 1e-13
 
 
@@ -171,6 +175,16 @@ def test_cross_validation_is_that_of_a_plain_loop(b, seed):
     found = ev.calibrated(log_p, y, seed=seed)
     assert found.temperatures == pytest.approx(temperatures, rel=1e-6)
     assert found.scores == pytest.approx(tuple(np.mean(parts, axis=0)), abs=1e-7)
+
+
+def test_each_half_has_the_temperature_that_it_would_have_alone():
+    for b, scale in ((8, 3.0), (9, 0.3), (300, 20.0)):
+        log_p, y = draw(b=b, scale=scale, seed=b)
+        if b == 8:
+            y = log_p.argmax(-1)
+            y[0] = log_p[0].argmin()
+        alone = [ev.fit_temperature(log_p[h], y[h]) for pair in calibration.halves(b, 5, 0) for h in pair]
+        assert ev.calibrated(log_p, y).temperatures == pytest.approx(alone, rel=1e-8)
 
 
 def test_halves_are_disjoint_and_complete():

@@ -134,7 +134,7 @@ def _minimise(likelihood: _Likelihood, half_bg: Tensor, start: float) -> Tensor:
     for _ in range(200):
         slope, curvature = likelihood.derivatives(u.exp(), half_bg)
         lo, hi = torch.where(slope <= 0, u, lo), torch.where(slope > 0, u, hi)
-        newton = u + torch.log1p((-slope / (u.exp() * curvature)).clamp_min(-1))
+        newton = u + torch.log1p(-slope / (u.exp() * curvature))  # NaN, so not accepted, where β would be negative
         accepted = (lo <= newton) & (newton <= hi) & ((newton.clamp(least, most) - u).abs() <= before / 2)
         middle = torch.where(hi.isinf(), most, torch.where(lo.isinf(), least, (lo + hi) / 2))
         target = torch.where(accepted, newton.clamp(least, most), middle)
