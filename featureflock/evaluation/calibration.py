@@ -29,7 +29,7 @@ from featureflock.evaluation.inputs import checked_labels, checked_log_probs
 from featureflock.evaluation.metrics import Scores, mean_scores, scores
 
 BOUNDS = 0.01, 100.0
-SLICE = 2**20  # numbers at a time in a fit
+SLICE = 2**17  # numbers at a time in a fit
 
 
 class Calibrated(NamedTuple):
