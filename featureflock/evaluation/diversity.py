@@ -1,0 +1,60 @@
+"""How much members differ in what they predict.
+
+    disagreement        = mean over pairs i < j and examples of 1[argmax p_i ≠ argmax p_j]
+    mutual information  = (1/n) Σ_i KL(p_i ‖ p̄) = H[p̄] − (1/n) Σ_i H[p_i]            in nats, from 0 to log n
+    predictive variance = (1/n) Σ_i Σ_c (p_ic − p̄_c)²
+
+The last is what averaging gains: the members' mean Brier score less that of the ensemble, whatever the labels. More of
+it is no merit in itself: worse members also differ more, so look at their accuracy beside it (arXiv 2302.00704).
+
+Shapes: n members, B examples, C classes.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featureflock.evaluation.inputs import checked_probs
+
+
+class Diversity(NamedTuple):
+    """Means over a test set."""
+
+    disagreement: float
+    mutual_information: float
+    predictive_variance: float
+
+
+def member_diversity(member_probs: Tensor) -> Diversity:
+    """All three of (n, B, C), for at least two members."""
+    return Diversity(
+        disagreement(member_probs),
+        mutual_information(member_probs).mean().item(),
+        predictive_variance(member_probs).mean().item(),
+    )
+
+
+def disagreement(member_probs: Tensor) -> float:
+    """The share of pairs of members and examples for which they name different classes."""
+    p_nbc = checked_probs(member_probs, members=True)
+    n, b, c = p_nbc.shape
+    if n < 2:
+        raise ValueError("Disagreement is between pairs of members; there is only one.")
+    votes_bc = F.one_hot(p_nbc.argmax(-1), c).sum(0)
+    agreeing = int((votes_bc * (votes_bc - 1)).sum())  # ordered pairs
+    return 1 - agreeing / (b * n * (n - 1))
+
+
+def mutual_information(member_probs: Tensor) -> Tensor:
+    """Of prediction and member, for each example (B,): what the members do not agree upon. 0 for one member."""
+    p_nbc = checked_probs(member_probs, members=True)
+    ratio_nbc = p_nbc / p_nbc.mean(0).clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.xlogy(p_nbc, ratio_nbc).sum(-1).mean(0).clamp_min(0)
+
+
+def predictive_variance(member_probs: Tensor) -> Tensor:
+    """Of the members' probabilities, summed over classes, for each example (B,). 0 for one member."""
+    p_nbc = checked_probs(member_probs, members=True)
+    return p_nbc.var(0, correction=0).sum(-1)

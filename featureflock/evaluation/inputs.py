@@ -1,0 +1,74 @@
+"""What the evaluation is given, checked: each fault is refused in one sentence, what passes comes back in float64.
+
+    p_c ≥ 0,    |Σ_c p_c − 1| ≤ 1e-3,    y ∈ {0, …, C − 1}
+
+The tolerance is that of half precision. A probability may round above 1 within it, and may be exactly 0 (log p = −∞).
+Nothing is guessed: logits given as `log_probs` do not sum to 1, and are refused rather than normalised.
+
+Shapes: n members, B examples, C classes.
+"""
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-3
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
+    """Probabilities (B, C), or with `members` (n, B, C), in float64."""
+    name = "member_probs" if members else "probs"
+    p = _checked_shape(probs, name, members)
+    if (p < 0).any():
+        raise ValueError(f"{name} must not be negative; the least is {p.min().item():g}.")
+    _check_sums(p.sum(-1), name)
+    return p
+
+
+def checked_log_probs(log_probs: Tensor, *, members: bool = False) -> Tensor:
+    """Log-probabilities (B, C), or with `members` (n, B, C), in float64."""
+    name = "member_log_probs" if members else "log_probs"
+    log_p = _checked_shape(log_probs, name, members)
+    _check_sums(log_p.exp().sum(-1), name)
+    return log_p
+
+
+def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
+    """Labels (B,) that go with probabilities or log-probabilities (…, B, C)."""
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+        raise ValueError(f"labels must be a tensor of integers; got {_kind(labels)}.")
+    if labels.shape != probs.shape[-2:-1]:
+        raise ValueError(
+            f"labels must have shape ({probs.shape[-2]},), one for each example; got {tuple(labels.shape)}."
+        )
+    labels = labels.to(probs.device, torch.int64)
+    least, most = (int(x) for x in labels.aminmax())
+    if least < 0 or most >= probs.shape[-1]:
+        wrong = least if least < 0 else most
+        raise ValueError(f"labels must be from 0 to {probs.shape[-1] - 1} for {probs.shape[-1]} classes; got {wrong}.")
+    return labels
+
+
+def _checked_shape(x: Tensor, name: str, members: bool) -> Tensor:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ValueError(f"{name} must be a tensor of floating-point numbers; got {_kind(x)}.")
+    if x.dim() != 2 + members or 0 in x.shape:
+        shape = "(members, examples, classes)" if members else "(examples, classes)"
+        raise ValueError(f"{name} must have shape {shape}, none of them 0; got {tuple(x.shape)}.")
+    return x.detach().to(torch.float64)
+
+
+def _check_sums(sums: Tensor, name: str) -> None:
+    bad = ~((sums - 1).abs() <= TOLERANCE)  # written so that NaN is bad
+    if bad.any():
+        *member, example = bad.nonzero()[0].tolist()
+        where = f"example {example}" + (f" of member {member[0]}" if member else "")
+        total = sums[bad][0].item()
+        if total != total:
+            raise ValueError(f"{name} must be numbers; {where} holds NaN.")
+        what = "exp(" + name + ")" if "log" in name else name
+        raise ValueError(f"{what} must sum to 1 over the classes; {where} sums to {total:.6g}.")
+
+
+def _kind(x: object) -> str:
+    return f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__

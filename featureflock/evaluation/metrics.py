@@ -1,0 +1,179 @@
+"""How good predictions are: accuracy, NLL, Brier score, calibration error, selective risk.
+
+    log p̄     = logsumexp_i log p_i − log n                               the ensemble's prediction
+    accuracy  = (1/B) Σ_b 1[argmax_c p_bc = y_b]                          the first of equals
+    NLL       = −(1/B) Σ_b log p_{b, y_b}                                 in nats
+    Brier     = (1/B) Σ_b Σ_c (p_bc − 1[y_b = c])²                        from 0 to 2
+    ECE       = Σ_k (|bin k| / B) |confidence_k − accuracy_k|             bins (k/15, (k+1)/15] of the top probability
+    risk(j/B) = errors among the j most confident / j,    AURC = (1/B) Σ_j risk(j/B)
+
+All in float64. The NLL is a function of log-probabilities, which do not underflow where probabilities do: it is finite
+for the log_softmax of finite logits. Should a label's log-probability be −∞ all the same, the NLL is infinite.
+
+Confidence orders examples by 1 − max_c p_c, computed as the sum of the other classes: 1 − p itself is 0 for many
+predictions of a well-trained network. Examples of the same confidence count as in random order (the expected risk).
+
+Shapes: n members, B examples, C classes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featureflock.evaluation.inputs import checked_labels, checked_log_probs, checked_probs
+
+BINS = 15
+
+
+class Scores(NamedTuple):
+    """The metrics of one test set. Accuracy is better the larger, all others the smaller."""
+
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    aurc: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """What a reliability diagram shows, (bins,) each. Bin k is (edges[k], edges[k + 1]] of the top probability."""
+
+    edges: Tensor
+    """(bins + 1,), from 0 to 1."""
+    count: Tensor
+    """How many examples."""
+    confidence: Tensor
+    """Their mean top probability; NaN where there are none."""
+    accuracy: Tensor
+    """The share of them that is right; NaN where there are none."""
+
+
+class RiskCoverage(NamedTuple):
+    """The error rate among the most confident, (B,) each."""
+
+    coverage: Tensor
+    """1/B, 2/B, …, 1: the share of examples that is answered."""
+    risk: Tensor
+    """The share of wrong answers among them."""
+
+
+def average(member_log_probs: Tensor) -> Tensor:
+    """log p̄, (B, C): the log of the members' mean probability, from (n, B, C)."""
+    return mean_log_probs(checked_log_probs(member_log_probs, members=True))
+
+
+def scores(log_probs: Tensor, labels: Tensor) -> Scores:
+    """All metrics of log-probabilities (B, C) at once."""
+    log_p = checked_log_probs(log_probs)
+    y, p = checked_labels(labels, log_p), log_p.exp()
+    top, correct = _top(p, y)
+    ece, aurc = _ece(_reliability(top, correct, BINS)), _risk_coverage(p, correct).risk.mean().item()
+    return Scores(correct.mean().item(), _nll(log_p, y), _brier(p, y), ece, aurc)
+
+
+def mean_scores(many: Sequence[Scores]) -> Scores:
+    """The mean of each metric over test sets: over 15 corruptions × 5 severities cA, cNLL, cBrier and cECE."""
+    if not many:
+        raise ValueError("The mean of scores needs at least one test set; got none.")
+    return Scores(*(math.fsum(column) / len(many) for column in zip(*many, strict=True)))
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """The share of examples whose most probable class is the label, from 0 to 1."""
+    p = checked_probs(probs)
+    return _top(p, checked_labels(labels, p))[1].mean().item()
+
+
+def member_accuracy(member_probs: Tensor, labels: Tensor) -> list[float]:
+    """The accuracy of each member on its own, from (n, B, C)."""
+    p = checked_probs(member_probs, members=True)
+    accuracies: list[float] = _top(p, checked_labels(labels, p))[1].mean(-1).tolist()
+    return accuracies
+
+
+def nll(log_probs: Tensor, labels: Tensor) -> float:
+    """Mean negative log-likelihood in nats, of log-probabilities (B, C)."""
+    log_p = checked_log_probs(log_probs)
+    return _nll(log_p, checked_labels(labels, log_p))
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Mean squared distance from the label's corner of the simplex; summed, not averaged, over classes."""
+    p = checked_probs(probs)
+    return _brier(p, checked_labels(labels, p))
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error: the mean distance of confidence and accuracy over bins of equal width."""
+    return _ece(reliability(probs, labels, bins))
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """Count, confidence and accuracy for each bin of the top probability."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1; got {bins}.")
+    p = checked_probs(probs)
+    return _reliability(*_top(p, checked_labels(labels, p)), bins)
+
+
+def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
+    """The error rate among the most confident examples, for every share of them."""
+    p = checked_probs(probs)
+    return _risk_coverage(p, _top(p, checked_labels(labels, p))[1])
+
+
+def aurc(probs: Tensor, labels: Tensor) -> float:
+    """The area under the risk-coverage curve: the mean of the risk over all coverages."""
+    return risk_coverage(probs, labels).risk.mean().item()
+
+
+# ---- of arguments that have been checked
+
+
+def mean_log_probs(log_p_nbc: Tensor) -> Tensor:
+    return log_p_nbc.logsumexp(0) - math.log(len(log_p_nbc))
+
+
+def doubt(p_bc: Tensor) -> Tensor:
+    """1 − max_c p_c (B,), also where that is far below the precision of 1."""
+    return p_bc.scatter(-1, p_bc.argmax(-1, keepdim=True), 0).sum(-1)
+
+
+def _top(p_bc: Tensor, y_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The top probability, and 1 where its class is the label, else 0."""
+    top_b, class_b = p_bc.max(-1)
+    return top_b, (class_b == y_b).double()
+
+
+def _nll(log_p_bc: Tensor, y_b: Tensor) -> float:
+    return (-log_p_bc.gather(-1, y_b[:, None])).mean().item()
+
+
+def _brier(p_bc: Tensor, y_b: Tensor) -> float:
+    corner_bc = torch.zeros_like(p_bc).scatter_(-1, y_b[:, None], 1)
+    return (p_bc - corner_bc).square().sum(-1).mean().item()
+
+
+def _reliability(top_b: Tensor, correct_b: Tensor, bins: int) -> Reliability:
+    edges = torch.arange(bins + 1, dtype=torch.float64, device=top_b.device) / bins
+    bin_b = torch.bucketize(top_b, edges[1:-1])  # edges[k] < top ≤ edges[k + 1]; what rounds above 1 is in the last
+    count = torch.bincount(bin_b, minlength=bins)
+    return Reliability(
+        edges, count, torch.bincount(bin_b, top_b, bins) / count, torch.bincount(bin_b, correct_b, bins) / count
+    )
+
+
+def _ece(r: Reliability) -> float:
+    return ((r.count * (r.confidence - r.accuracy).abs()).nansum() / r.count.sum()).item()
+
+
+def _risk_coverage(p_bc: Tensor, correct_b: Tensor) -> RiskCoverage:
+    _, place_b, count = torch.unique(doubt(p_bc), return_inverse=True, return_counts=True)
+    rate = torch.bincount(place_b, 1 - correct_b) / count
+    j = torch.arange(1, len(correct_b) + 1, dtype=torch.float64, device=p_bc.device)
+    return RiskCoverage(j / len(j), rate.repeat_interleave(count).cumsum(0) / j)

@@ -1,0 +1,71 @@
+"""Whether uncertainty tells unfamiliar inputs from familiar ones: out-of-distribution detection.
+
+Out-of-distribution is the positive class, and larger uncertainty means positive:
+
+    entropy            H[p̄] = −Σ_c p̄_c log p̄_c
+    mutual information H[p̄] − (1/n) Σ_i H[p_i]
+    top probability    1 − max_c p̄_c
+
+    AUROC = P(u_out > u_in) + ½ P(u_out = u_in)
+    AUPR  = Σ_k (recall_k − recall_{k−1}) precision_k       over thresholds from high to low; depends on the sets' sizes
+    FPR95 = the share of familiar inputs flagged at the highest threshold that flags at least 95 % of the others
+
+Shapes: n members, B examples, C classes.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featureflock.evaluation.diversity import mutual_information
+from featureflock.evaluation.inputs import checked_probs
+from featureflock.evaluation.metrics import doubt
+
+
+class Detection(NamedTuple):
+    """How well one score separates. Chance is AUROC ½, FPR95 0.95, and AUPR the share of unfamiliar inputs."""
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+class OutOfDistribution(NamedTuple):
+    """How well an ensemble's uncertainty separates, for three measures of it."""
+
+    entropy: Detection
+    mutual_information: Detection
+    top_probability: Detection
+
+
+def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> OutOfDistribution:
+    """Detection of inputs from elsewhere, from members' probabilities (n, B, C) on familiar and on other inputs."""
+    inside, outside = _uncertainties(member_probs_in), _uncertainties(member_probs_out)
+    if member_probs_in.shape[::2] != member_probs_out.shape[::2]:
+        raise ValueError(
+            "Both sets must be of the same members and classes, (members, examples, classes); got "
+            f"{tuple(member_probs_in.shape)} and {tuple(member_probs_out.shape)}."
+        )
+    return OutOfDistribution(*(detection(u_in, u_out) for u_in, u_out in zip(inside, outside, strict=True)))
+
+
+def detection(inside: Tensor, outside: Tensor) -> Detection:
+    """AUROC, AUPR and FPR95 of any uncertainty, larger for the unfamiliar, (B,) on familiar and on other inputs."""
+    for name, x in (("inside", inside), ("outside", outside)):
+        if x.dim() != 1 or not len(x) or x.isnan().any():
+            raise ValueError(f"{name} must be a non-empty vector of numbers; got shape {tuple(x.shape)} or NaN.")
+    values, place = torch.cat([inside, outside]).detach().double().unique(return_inverse=True)
+    sides = place.split([len(inside), len(outside)])
+    fp, tp = (torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides)  # thresholds falling
+    fpr, tpr = fp.double() / len(inside), tp.double() / len(outside)
+    zero = fpr.new_zeros(1)
+    auroc = torch.trapezoid(torch.cat([zero, tpr]), torch.cat([zero, fpr]))
+    aupr = (tpr.diff(prepend=zero) * tp / (tp + fp)).sum()
+    fpr95 = fpr[(100 * tp >= 95 * len(outside)).nonzero()[0, 0]]
+    return Detection(auroc.item(), aupr.item(), fpr95.item())
+
+
+def _uncertainties(member_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean_bc = checked_probs(member_probs, members=True).mean(0)
+    return torch.special.entr(mean_bc).sum(-1), mutual_information(member_probs), doubt(mean_bc)
