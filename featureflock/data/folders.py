@@ -36,8 +36,8 @@ _MARGIN = 256 / 224
 Box = tuple[float, float, float, float]
 
 
-def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Streamed, int]:
-    """Training and test pictures of a tree, and the number of classes."""
+def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Streamed, list[str]]:
+    """Training and test pictures of a tree, and the names of the classes."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}; give one that holds train/<class>/ and val/<class>/.")
     parts = []
@@ -54,7 +54,7 @@ def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Strea
     missing = [name for k, name in enumerate(train_classes) if k not in set(train.labels.tolist())]
     if missing:
         raise ValueError(f"{parts[0] / missing[0]} holds no pictures; add some or remove the folder.")
-    return train, test, len(train_classes)
+    return train, test, train_classes
 
 
 def class_names(part: Path) -> list[str]:

@@ -6,6 +6,7 @@ metrics.jsonl      one line an epoch
 checkpoints/       the last two
 ensemble/          the trained ensemble, for featureflock.load
 result.json        what it came to; there when the run is finished
+predictions/       what the members say of each test set that the run was evaluated on
 tensorboard/       the same curves for TensorBoard, if that is installed
 """
 
@@ -47,6 +48,10 @@ class RunFolder:
         return self.path / "ensemble"
 
     @property
+    def predictions(self) -> Path:
+        return self.path / "predictions"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -64,13 +69,13 @@ class RunFolder:
             return None
         if not resume:
             raise ValueError(f"{self} holds a run already; add --resume to go on with it, or give another folder.")
-        differing = differences(recipe, self._read("recipe.json"))
+        differing = differences(recipe, self.read("recipe.json"))
         if differing:
             raise ValueError(
                 f"{self} is a run of another recipe: {'; '.join(differing)}. Give the recipe that it was started with, "
                 "or another folder."
             )
-        return self._read("result.json") if (self.path / "result.json").exists() else None
+        return self.read("result.json") if (self.path / "result.json").exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -140,7 +145,8 @@ class RunFolder:
                 continue
         return lines
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
+        """What is in one of its JSON files."""
         try:
             return json.loads((self.path / name).read_bytes())
         except ValueError as error:
