@@ -26,6 +26,7 @@ _SEED = 0
 _CHOICE = 3
 """Which random numbers are for what, as in data/datasets.py."""
 NOISE = "noise"
+_UNFAMILIAR = "unfamiliar-"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,14 @@ class Condition:
     """Which examples of the set are used."""
     load: Callable[[Tensor], Examples]
     """The examples at these positions."""
+
+    @property
+    def is_unfamiliar(self) -> bool:
+        return self.name.startswith(_UNFAMILIAR)
+
+    @property
+    def is_corrupted(self) -> bool:
+        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar
 
 
 def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
@@ -137,19 +146,19 @@ def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condit
     for each in chosen:
         if each == NOISE:
             identity = f"noise {count} {test.shape}"
-            yield Condition(f"unfamiliar-{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
+            yield Condition(f"{_UNFAMILIAR}{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
         elif each in SETS:
             arrays = load(each)
             other = InMemory(arrays.test_x, arrays.test_y)
             positions = take(other, min(count, len(other)), _SEED, _CHOICE)[0]
             identity = f"{arrays.digest} {test.shape}"
-            yield Condition(f"unfamiliar-{each}", identity, positions, partial(_other, other, test))
+            yield Condition(f"{_UNFAMILIAR}{each}", identity, positions, partial(_other, other, test))
         elif Path(each).expanduser().is_dir():
             folder = Path(each).expanduser()
             pictures = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0)
             positions = take(pictures, min(count, len(pictures)), _SEED, _CHOICE)[0]
             identity = f"{folder.absolute()} {pictures.digest()} {test.shape}"
-            yield Condition(f"unfamiliar-{folder.name}", identity, positions, partial(_other, pictures, test))
+            yield Condition(f"{_UNFAMILIAR}{folder.name}", identity, positions, partial(_other, pictures, test))
         else:
             raise ValueError(
                 f"There are no unfamiliar inputs {each!r}: give {NOISE}, one of {', '.join(SETS)}, or a folder of "
