@@ -115,9 +115,7 @@ def _as_json(answer: Answer, temperature: float) -> dict[str, object]:
     }
 
 
-def _explain(
-    classifier: Classifier, read: list[tuple[Path, Image.Image, str]], answers: list[Answer]
-) -> Image.Image:
+def _explain(classifier: Classifier, read: list[tuple[Path, Image.Image, str]], answers: list[Answer]) -> Image.Image:
     """The members' maps over each picture, with what each member would say."""
     pictures = np.stack([np.array(picture.convert("RGB")) for _, picture, _ in read])
     texts = [[answer.members[i].name for answer in answers] for i in range(len(answers[0].members))]

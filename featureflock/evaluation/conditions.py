@@ -35,7 +35,7 @@ class Protocol:
 
     examples: int | None = None
     """So many examples of each test set only, as many of each class; by default all."""
-    corruptions: tuple[str, ...] = CORRUPTIONS
+    corruptions: tuple[Name, ...] = CORRUPTIONS
     """Only these corruptions of the test set. The flag without a name: none."""
     severities: tuple[int, ...] = SEVERITIES
     """Only these severities, of 1 to 5."""
@@ -175,7 +175,7 @@ def _chosen(examples: Examples, protocol: Protocol) -> Tensor:
 
 
 def _imagenet_c(
-    splits: Splits, protocol: Protocol, wanted: list[tuple[str, int]], say: Callable[[str], None]
+    splits: Splits, protocol: Protocol, wanted: list[tuple[Name, int]], say: Callable[[str], None]
 ) -> Iterator[Condition]:
     test = splits.test
     if protocol.corrupted is None:

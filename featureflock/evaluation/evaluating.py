@@ -129,9 +129,9 @@ def _missing(
 
 
 def _carry_out(jobs: list[_Job], progress: Progress) -> None:
-    total, before = sum(job.size for job in jobs), 0
+    total, before, finished = sum(job.size for job in jobs), 0, 0
     try:
-        for finished, job in enumerate(jobs):
+        for job in jobs:
             done = before
             progress(done, total, job.what)
 
@@ -141,7 +141,7 @@ def _carry_out(jobs: list[_Job], progress: Progress) -> None:
                 progress(done, total, what)
 
             job.do(tick)
-            before += job.size  # also those that cannot be read
+            before, finished = before + job.size, finished + 1  # also those that cannot be read
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(
             f"stopped; {finished} of {len(jobs)} pieces of work are kept, and the same command goes on from there."

@@ -58,12 +58,11 @@ def map_pictures(predictor: Predictor, which: Which, chosen: list[Condition], ti
     """Compute the maps of these pictures, and keep them."""
     parts = []
     for condition in chosen:
-        maps, classes = maps_of(predictor, condition.load(condition.positions))
-        parts.append(KeptMaps(maps, classes, condition.positions))
+        parts.append(maps_of(predictor, condition.load(condition.positions)))
         tick(len(condition.positions))
-    maps, classes, positions = zip(*parts, strict=True)
-    tensors = {"maps": torch.cat(maps, 1), "classes": torch.cat(classes, 1), "positions": torch.cat(positions)}
-    keep(predictor.run, _file(which), _identity(chosen), tensors)
+    maps, classes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    positions = torch.cat([condition.positions for condition in chosen])
+    keep(predictor.run, _file(which), _identity(chosen), KeptMaps(maps, classes, positions)._asdict())
 
 
 def maps_of(predictor: Predictor, examples: Examples) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """All metrics of a run, from its predictions, and what several runs have in common.
 
-    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary`, which has a number for each metric
+    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary` with a number for each metric
     results["settings"]  one entry for runs that differ by their seed alone: mean ± sd of each number of the summary,
                          and the differences from Deep Ensembles, paired by seed
 

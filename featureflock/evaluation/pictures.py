@@ -1,8 +1,8 @@
 """Pictures between a data set's own format and ordinary ones: bytes (B, H, W, 3) in RGB, 0 black and 255 white.
 
-A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size that
-corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what is done
-to them is averaged over each pixel again.
+A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size
+that corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what
+is done to them is averaged over each pixel again.
 """
 
 from collections.abc import Callable
