@@ -165,7 +165,7 @@ class Ensemble(nn.Module):
 
     def member_log_probs(self, x: Any) -> Tensor:
         """Log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             logits: Tensor = self(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
@@ -209,7 +209,7 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode for a while; afterwards each submodule is in the mode it was in."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()

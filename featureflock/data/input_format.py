@@ -58,8 +58,8 @@ class InputFormat:
         """Say so if inputs are no pictures."""
         if self.dtype != "uint8" or len(self.shape) != 3 or self.shape[0] not in (1, 3):
             raise ValueError(
-                f"This run's inputs are no pictures but {self.dtype} of shape {self.shape}; use featureflock.load(…) and "
-                "predict in Python instead."
+                f"This run's inputs are no pictures but {self.dtype} of shape {self.shape}; use "
+                "featureflock.load(…) and predict in Python instead."
             )
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
