@@ -129,6 +129,8 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
         which = "all" if len(set(made)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(made))
         frost = f"; frost is made from {frost_source()}" if "frost" in made else ""
         say(f"Corruptions made on the way (seed {_SEED}): {which}{frost}.")
+        if SETS.get(_published_name(name)) is not None and test.shape[0] == 3:
+            say(f"To make them once for all runs: featureflock data corrupt {_published_name(name)}")
 
 
 def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condition]:
