@@ -4,13 +4,13 @@ What picture `index` becomes is a function of (seed, corruption, severity, index
 whatever else is in the batch, and whichever process it is in.
 """
 
-import difflib
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from featureflock.corruptions import blur, digital, noise, weather
 from featureflock.corruptions.pictures import Bytes, Chance, Corruption
+from featureflock.hints import unknown
 
 Name = Literal[
     "gaussian_noise",
@@ -83,9 +83,7 @@ def known(name: str) -> Name:
     for corruption in CORRUPTIONS:
         if name == corruption:
             return corruption
-    close = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-    there_are = f"did you mean {close[0]}?" if close else f"there are {', '.join(CORRUPTIONS)}."
-    raise ValueError(f"There is no corruption {name!r}; {there_are}")
+    raise unknown("corruption", name, CORRUPTIONS)
 
 
 def _checked(images: Bytes, severity: int, seed: int, indices: Any) -> Any:
