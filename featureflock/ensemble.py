@@ -143,7 +143,7 @@ class Ensemble(nn.Module):
         return _stack(run_modules([self.head] * len(self), None, features, self.run), "logits")
 
     def _log_probs(self, x: Any) -> Tensor:
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             logits: Tensor = self(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
@@ -187,7 +187,7 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode for a while; afterwards each submodule is in the mode it was in."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()

@@ -1,6 +1,7 @@
-"""Evaluation: pure functions of probabilities and labels."""
+"""Evaluation: pure functions of probabilities and labels, and where in a picture members look."""
 
 from featureflock.evaluation.calibration import Calibrated, calibrated, fit_temperature, tempered
+from featureflock.evaluation.cam_picture import cam_grid
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import (
     Diversity,
@@ -8,6 +9,13 @@ from featureflock.evaluation.diversity import (
     member_diversity,
     mutual_information,
     predictive_variance,
+)
+from featureflock.evaluation.grad_cam import (
+    Maps,
+    cam_similarity,
+    cam_similarity_matrix,
+    class_activation_maps,
+    empty_share,
 )
 from featureflock.evaluation.metrics import (
     Reliability,
@@ -31,6 +39,7 @@ __all__ = [
     "Calibrated",
     "Detection",
     "Diversity",
+    "Maps",
     "OutOfDistribution",
     "Reliability",
     "RiskCoverage",
@@ -40,10 +49,15 @@ __all__ = [
     "average",
     "brier",
     "calibrated",
+    "cam_grid",
+    "cam_similarity",
+    "cam_similarity_matrix",
+    "class_activation_maps",
     "deep_ensemble_equivalent",
     "detection",
     "disagreement",
     "ece",
+    "empty_share",
     "fit_temperature",
     "mean_scores",
     "member_accuracy",
