@@ -363,12 +363,9 @@ def test_the_grid_has_each_view_at_its_place():
     groups = [("above", maps, [[f"class {b}" for b in range(3)]] * 5), ("below", maps[:2].flip(-1))]
     grid = np.asarray(ev.cam_grid(pictures.numpy(), groups, cell=48))
 
-    def places(view: np.ndarray) -> list[tuple[int, int]]:
-        corners = np.argwhere((grid == view[0, 0]).all(-1)).tolist()
-        return [(y, x) for y, x in corners if np.array_equal(grid[y : y + 48, x : x + 48], view)]
-
     def place(view: np.ndarray) -> tuple[int, int]:
-        (found,) = places(view)
+        corners = np.argwhere((grid == view[0, 0]).all(-1)).tolist()
+        (found,) = [(y, x) for y, x in corners if np.array_equal(grid[y : y + 48, x : x + 48], view)]
         return found
 
     assert (grid[[0, -1]] == 255).all()
