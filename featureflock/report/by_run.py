@@ -1,0 +1,71 @@
+"""Tables of what is measured of single runs, as means over the runs of a setting."""
+
+from featureflock.report.settings import Shown, baseline_of, corrupted_sets
+from featureflock.report.tables import Cell, Head, Table, fixed
+
+MEASURES = {"entropy": "entropy", "mutual_information": "mutual information", "top_probability": "top probability"}
+_HEAT = (0.25, 1.0, 3.0)
+"""Percentage points of accuracy from which a difference is coloured more strongly."""
+
+
+def corruption_table(settings: list[Shown]) -> Table | None:
+    """Accuracy for each corruption, mean over severities and seeds, with the difference from Deep Ensembles."""
+    sets = {name: held for name, held in corrupted_sets(settings) if held}
+    if not sets:
+        return None
+    baseline = baseline_of(settings)
+    rows = [tuple(_accuracies("clean", None, settings, baseline))]
+    for name, severities in sets.items():
+        rows.append(tuple(_accuracies(name, severities, settings, baseline)))
+    note = "Accuracy in %, mean over severities and seeds."
+    if baseline is not None and len(settings) > 1:
+        note += f" Beside it the difference from {baseline.title} in percentage points, which is coloured by its size."
+    heads = (Head("Corruption", numeric=False), *(Head(s.title, "high") for s in settings))
+    return Table("corruptions-table", "Accuracy by corruption", heads, tuple(rows), note)
+
+
+def detection_table(settings: list[Shown]) -> Table | None:
+    """How well unfamiliar inputs are told from familiar ones."""
+    names = list(dict.fromkeys(name for s in settings for e in s.measured for name in e.get("unfamiliar", {})))
+    rows = []
+    for name in names:
+        for s in settings:
+            for measure, words in MEASURES.items():
+                found = [e["unfamiliar"][name][measure] for e in s.measured if name in e.get("unfamiliar", {})]
+                if not found or (measure == "mutual_information" and s.members == 1):
+                    continue
+                means = [sum(part[key] for part in found) / len(found) for key in ("auroc", "aupr", "fpr95")]
+                cells = [Cell(fixed(100 * value, 2), value=value) for value in means]
+                rows.append((Cell(name), Cell(s.title, style=s.style), Cell(words), *cells))
+    if not rows:
+        return None
+    heads = (
+        Head("Inputs", numeric=False),
+        Head("Method", numeric=False),
+        Head("Uncertainty by", numeric=False),
+        Head("AUROC, %", "high", "chance that an unfamiliar input is less certain than a familiar one"),
+        Head("AUPR, %", "high", "area under precision and recall; depends on how many of each there are"),
+        Head("FPR95, %", "low", "familiar inputs flagged when 95 % of the unfamiliar are"),
+    )
+    return Table("detection", "Telling unfamiliar inputs", heads, tuple(rows), "Means over seeds, before calibration.")
+
+
+def _accuracies(name: str, severities: list[str] | None, settings: list[Shown], baseline: Shown | None) -> list[Cell]:
+    cells = [Cell(name.replace("_", " "))]
+    reference = None if baseline is None else _accuracy(baseline, name, severities)
+    for s in settings:
+        value = _accuracy(s, name, severities)
+        aside, heat = "", 0
+        if reference is not None and s is not baseline:
+            points = 100 * (value - reference)
+            aside = fixed(points, 2, sign=True)
+            heat = sum(abs(points) >= bound for bound in _HEAT) * (1 if points > 0 else -1)
+        cells.append(Cell(fixed(100 * value, 2), aside=aside, value=value, heat=heat))
+    return cells
+
+
+def _accuracy(s: Shown, name: str, severities: list[str] | None) -> float:
+    if severities is None:
+        return s.over_seeds("clean", "calibrated", "accuracy").mean
+    each = [s.over_seeds("corrupted", name, v, "calibrated", "accuracy").mean for v in severities]
+    return sum(each) / len(each)
