@@ -1,9 +1,14 @@
 """Tables of what is measured of single runs, as means over the runs of a setting."""
 
 from featureflock.report.settings import Shown, baseline_of, corrupted_sets
-from featureflock.report.tables import Cell, Head, Table, fixed
+from featureflock.report.tables import Cell, Column, Head, Table, fixed, with_best
 
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual information", "top_probability": "top probability"}
+_DETECTION = (
+    Column("auroc", "AUROC", 1, "high", "chance that an unfamiliar input is less certain than a familiar one", True),
+    Column("aupr", "AUPR", 1, "high", "area under precision and recall; depends on how many of each there are", True),
+    Column("fpr95", "FPR95", 1, "low", "familiar inputs flagged when 95 % of the unfamiliar are", True),
+)
 _HEAT = (0.25, 1.0, 3.0)
 """Percentage points of accuracy from which a difference is coloured more strongly."""
 
@@ -26,28 +31,33 @@ def corruption_table(settings: list[Shown]) -> Table | None:
 
 def detection_table(settings: list[Shown]) -> Table | None:
     """How well unfamiliar inputs are told from familiar ones."""
-    names = list(dict.fromkeys(name for s in settings for e in s.measured for name in e.get("unfamiliar", {})))
-    rows = []
-    for name in names:
-        for s in settings:
-            for measure, words in MEASURES.items():
-                found = [e["unfamiliar"][name][measure] for e in s.measured if name in e.get("unfamiliar", {})]
-                if not found or (measure == "mutual_information" and s.members == 1):
-                    continue
-                means = [sum(part[key] for part in found) / len(found) for key in ("auroc", "aupr", "fpr95")]
-                cells = [Cell(fixed(100 * value, 2), value=value) for value in means]
-                rows.append((Cell(name), Cell(s.title, style=s.style), Cell(words), *cells))
-    if not rows:
+    names = list(settings[0].measured[0].get("unfamiliar", {}))
+    if not names:
         return None
-    heads = (
-        Head("Inputs", numeric=False),
-        Head("Method", numeric=False),
-        Head("Uncertainty by", numeric=False),
-        Head("AUROC, %", "high", "chance that an unfamiliar input is less certain than a familiar one"),
-        Head("AUPR, %", "high", "area under precision and recall; depends on how many of each there are"),
-        Head("FPR95, %", "low", "familiar inputs flagged when 95 % of the unfamiliar are"),
+    kinds = [(detection, measure) for detection in _DETECTION for measure in MEASURES]
+    heads = [Head("Inputs", numeric=False), Head("Method", numeric=False)]
+    heads += [Head(f"{d.title}, {MEASURES[measure]}", d.better, d.meaning) for d, measure in kinds]
+    rows: list[tuple[Cell, ...]] = []
+    for name in names:
+        group = []
+        for s in settings:
+            cells = [_detected(s, name, measure, d.key) for d, measure in kinds]
+            group.append([Cell(name), Cell(s.title, style=s.style), *cells])
+        rows += with_best(heads, group)
+    note = (
+        "In %, means over seeds, before calibration. AUROC: the chance that an unfamiliar input seems less certain than "
+        "a familiar one. AUPR: area under precision and recall. FPR95: familiar inputs flagged when 95 % of the "
+        "unfamiliar are. Uncertainty by the entropy of the mean prediction, by mutual information, or by the top "
+        "probability."
     )
-    return Table("detection", "Telling unfamiliar inputs", heads, tuple(rows), "Means over seeds, before calibration.")
+    return Table("detection", "Telling unfamiliar inputs from familiar ones", tuple(heads), tuple(rows), note)
+
+
+def _detected(s: Shown, name: str, measure: str, key: str) -> Cell:
+    if measure == "mutual_information" and s.members == 1:
+        return Cell("–")
+    value = s.over_seeds("unfamiliar", name, measure, key).mean
+    return Cell(fixed(100 * value, 1), value=value)
 
 
 def _accuracies(name: str, severities: list[str] | None, settings: list[Shown], baseline: Shown | None) -> list[Cell]:

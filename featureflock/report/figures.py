@@ -53,7 +53,7 @@ def corruption_boxes(settings: list[Shown]) -> Figure | None:
         "calibrated by temperature. The marks on the left are for the clean test set."
     )
     wide = len(settings) * (1 + len(severities)) > 20
-    return Figure("boxes", "Accuracy and NLL by severity", caption, panels, legend(settings, line=False), wide)
+    return Figure("boxes", "Accuracy and NLL by severity", caption, panels, legend(settings, line=False), wide=wide)
 
 
 def by_size(settings: list[Shown]) -> Figure | None:
@@ -73,7 +73,7 @@ def by_size(settings: list[Shown]) -> Figure | None:
         "Ensembles of some of the members: the mean over up to 5 choices of neighbours in a circle, then over seeds, "
         "with a band of ± one standard deviation over seeds. Calibrated by temperature."
     )
-    return Figure("sizes", "By ensemble size", caption, panels, legend(settings))
+    return Figure("sizes", "Accuracy and NLL of smaller ensembles", caption, panels, legend(settings))
 
 
 def reliability(settings: list[Shown]) -> Figure:
@@ -85,7 +85,7 @@ def reliability(settings: list[Shown]) -> Figure:
         "suits the whole test set. Hollow and dashed: raw. Bars: how many examples each calibrated bin has. Seeds are "
         "pooled. ECE is that of the tables, mean over seeds."
     )
-    return Figure("reliability", "Reliability", caption, panels, [])
+    return Figure("reliability", "Reliability", caption, panels, [], natural=300)
 
 
 def risk_coverage(settings: list[Shown]) -> Figure:
@@ -154,7 +154,7 @@ def training_curves(settings: list[Shown]) -> Figure | None:
         "By epoch, mean over seeds; thin lines are single runs. Training: the mean over members and augmented batches "
         "of the epoch. Validation: the ensemble on the examples held out of training, not calibrated."
     )
-    return Figure("curves", "Training curves", caption, panels, legend(settings))
+    return Figure("curves", "By epoch", caption, panels, legend(settings))
 
 
 def map_similarity(settings: list[Shown]) -> Figure | None:
@@ -203,8 +203,8 @@ def _curve(s: Shown, get: Callable[[dict[str, Any]], float | None], several: boo
 
 
 def _reliability_panel(s: Shown) -> Markup:
-    wide, high, base = 300, 318, 232
-    plot = Plot(Span(0, 1, 38, wide - 12), Span(0, 1, base, 42))
+    wide, high, base = 300, 330, 244
+    plot = Plot(Span(0, 1, 38, wide - 12), Span(0, 1, base, 54))
     below = Span(0, 1, high - 40, base + 8)
     ticks = [0, 0.25, 0.5, 0.75, 1]
     calibrated, raw = (_pooled([e["clean"]["reliability"][kind] for e in s.measured]) for kind in ("calibrated", "raw"))
@@ -229,11 +229,11 @@ def _reliability_panel(s: Shown) -> Markup:
     )
     bottom = Plot(plot.x, Span(0, 1, below.start, below.end))
     parts.append(bottom.frame(svg.labelled(ticks, 100), [], "top probability, %"))
-    parts.append(tag("text", "right, %", class_="tick", x=4, y=36))
+    parts.append(tag("text", "right, %", class_="tick", x=4, y=40))
     ece = [s.metric(key) for key in ("raw_ece", "ece")]
     numbers = " → ".join(f"{m.mean:.4f}" for m in ece if m is not None)
     parts.append(heading(_cut(s.title, 44)))
-    parts.append(tag("text", f"ECE raw → calibrated: {numbers}", class_="tick", x=wide - 12, y=36, text_anchor="end"))
+    parts.append(tag("text", f"ECE, raw → calibrated: {numbers}", class_="tick", x=wide - 12, y=40, text_anchor="end"))
     return svg.picture(wide, high, f"Reliability diagram of {s.title}: ECE raw → calibrated {numbers}.", *parts)
 
 

@@ -31,6 +31,8 @@ class Figure:
     caption: str
     panels: list[Markup]
     legend: list[Key]
+    natural: int = WIDTH
+    """How wide a panel is, in pixels."""
     wide: bool = False
     """Whether panels are as wide as the page, and may be moved sideways on a phone."""
     kind: str = "figure"
@@ -64,7 +66,8 @@ def sign(style: int, line: bool = True) -> Markup:
     """A small picture of a setting's mark, which is said beside it in words."""
     parts = [tag("line", class_="line", x1=1, x2=23, y1=7, y2=7)] if line else []
     content = svg.coloured(style, *parts, svg.mark(style, 12, 7, size=4.5))
-    return tag("svg", content, viewBox="0 0 24 14", width=24, height=14, aria_hidden="true", class_="sign")
+    wide, left = (24, 0) if line else (14, 5)
+    return tag("svg", content, viewBox=f"{left} 0 {wide} 14", width=wide, height=14, aria_hidden="true", class_="sign")
 
 
 def lines_panel(
@@ -100,7 +103,7 @@ def lines_panel(
     parts.append(plot.frame(svg.labelled(steps, factors[0]), _y_ticks(plot, factors[1]), x_label))
     for s in series:
         inside = [plot.line(run, "thin") for run in s.single]
-        spread = [(x, m - sd, m + sd) for x, m, sd in s.points if sd is not None]
+        spread = [(x, max(m - sd, floor), min(m + sd, top)) for x, m, sd in s.points if sd is not None]
         inside += [plot.band(spread)] if len(spread) > 1 else []
         inside.append(plot.line([(x, m) for x, m, _ in s.points], "line dashed" if s.dashed else "line"))
         if marks or len(s.points) == 1:

@@ -4,7 +4,12 @@ from typing import Any, NamedTuple
 
 from featureflock.report.tables import CLEAN, CORRUPTED, Column, comparison, in_words, verdict
 
-_TILES = ("accuracy", "nll", "corrupted_accuracy", "corrupted_nll")
+_TILES = {
+    "accuracy": "Accuracy",
+    "nll": "NLL",
+    "corrupted_accuracy": "Accuracy, corrupted (cA)",
+    "corrupted_nll": "NLL, corrupted (cNLL)",
+}
 _MANY = 10
 """From so many intervals on, it is said that some exclude 0 by chance."""
 
@@ -14,7 +19,14 @@ class Tile(NamedTuple):
 
     title: str
     value: str
+    spread: str
     who: str
+
+
+class Sentence(NamedTuple):
+    lead: str
+    """What it is about; may be empty."""
+    text: str
 
 
 def tiles(results: dict[str, Any]) -> list[Tile]:
@@ -28,29 +40,29 @@ def tiles(results: dict[str, Any]) -> list[Tile]:
         best = [row for row in table.rows if row[place].best] or list(table.rows[:1])
         cell = best[0][place]
         who = in_words(row[0].text for row in best) if len(best) <= 2 else f"{len(best)} settings alike"
-        found.append(Tile(_name(column), cell.text + ("\u202f%" if column.percent else ""), who))
+        found.append(Tile(_TILES[column.key], cell.text + ("\u202f%" if column.percent else ""), cell.spread, who))
     return found
 
 
-def sentences(results: dict[str, Any]) -> list[str]:
+def sentences(results: dict[str, Any]) -> list[Sentence]:
     """Which setting is best on what, and whether differences from Deep Ensembles go beyond noise."""
     settings = results["settings"]
-    said = [_best(results)] if len(settings) > 1 else [_alone(settings[0])]
+    said = [Sentence("", _best(results) if len(settings) > 1 else _alone(settings[0]))]
     compared = [s for s in settings if s.get("differences")]
     paired = [s for s in compared if _count(s) > 1]
     said += [_against(s) for s in paired]
     if all(len(s["seeds"]) == 1 for s in settings):
-        said.append(
-            "All of this is from one seed, which says nothing about noise: another seed may order them otherwise."
-        )
+        order = "another seed may order them otherwise" if len(settings) > 1 else "another seed may differ"
+        said.append(Sentence("One seed:", f"it says nothing about noise; {order}."))
     elif any(s not in paired for s in compared):
         names = in_words(s["title"] for s in compared if s not in paired)
-        said.append(f"{names}: only one seed is shared with {compared[0]['against']}, which says nothing about noise.")
+        said.append(Sentence(f"{names}:", f"one seed shared with {compared[0]['against']} says nothing about noise."))
     if len(settings) > 1 and not compared:
-        said.append("There are no Deep Ensembles of the same seeds among the runs to compare with.")
+        said.append(Sentence("", "There are no Deep Ensembles of the same seeds among the runs to compare with."))
     intervals = sum(c.key in s["differences"] for s in paired for c in (*CLEAN, *CORRUPTED))
     if intervals >= _MANY:
-        said.append(f"Of {intervals} intervals at 95 %, about one in twenty excludes 0 by chance alone.")
+        chance = "about one in twenty excludes 0 by chance alone where there is no difference"
+        said.append(Sentence("", f"There are {intervals} such intervals at 95 %, of which {chance}."))
     return said
 
 
@@ -69,7 +81,7 @@ def _best(results: dict[str, Any]) -> str:
     return f"By the means over seeds, {'; '.join(parts)}." if _seeds(results) > 1 else f"{'; '.join(parts)}."
 
 
-def _against(setting: dict[str, Any]) -> str:
+def _against(setting: dict[str, Any]) -> Sentence:
     """Of one setting, for at least two shared seeds."""
     sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for column in (*CLEAN, *CORRUPTED):
@@ -82,10 +94,10 @@ def _against(setting: dict[str, Any]) -> str:
     start = f"{setting['title']} against {setting['against']}, over {_count(setting)} shared seeds:"
     parts = [f"{side} beyond noise on {in_words(sides[side])}" for side in ("better", "worse") if sides[side]]
     if not parts:
-        return f"{start} no difference beyond noise on any metric."
+        return Sentence(start, "no difference beyond noise on any metric.")
     if sides["unclear"]:
         parts.append(f"no difference beyond noise on {in_words(sides['unclear'])}")
-    return f"{start} {'; '.join(parts)}."
+    return Sentence(start, f"{'; '.join(parts)}.")
 
 
 def _alone(setting: dict[str, Any]) -> str:

@@ -123,7 +123,7 @@ def comparison(results: dict[str, Any]) -> Table:
         heads.append(Head("DEE", "high", EQUIVALENT))
         for row, s in zip(rows, settings, strict=True):
             row.append(_equivalent(s.get("deep_ensemble_equivalent")))
-    return Table("comparison", "Comparison", tuple(heads), _with_best(heads, rows), _seeds(settings))
+    return Table("comparison", "All settings", tuple(heads), with_best(heads, rows), _seeds(settings))
 
 
 def differences(results: dict[str, Any]) -> Table | None:
@@ -159,7 +159,7 @@ def details(results: dict[str, Any]) -> list[Table]:
         known = [c for c in columns if _known(settings, c)]
         heads = [Head("Method", numeric=False), *map(_head, known)]
         rows = [[_name(k, s), *_means(s, known)] for k, s in _each(settings)]
-        tables.append(Table(name, title, tuple(heads), _with_best(heads, rows), _seeds(settings)))
+        tables.append(Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings)))
     return tables
 
 
@@ -235,7 +235,7 @@ def _equivalent(worth: float | str | None) -> Cell:
     return Cell(fixed(worth, 1), value=worth)
 
 
-def _with_best(heads: Sequence[Head], rows: Sequence[Sequence[Cell]]) -> tuple[tuple[Cell, ...], ...]:
+def with_best(heads: Sequence[Head], rows: Sequence[Sequence[Cell]]) -> tuple[tuple[Cell, ...], ...]:
     """The best of each column marked; what prints as the same number is as good."""
     marked = [list(row) for row in rows]
     for place, head in enumerate(heads):
