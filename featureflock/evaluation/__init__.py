@@ -1,6 +1,8 @@
-"""Evaluation: pure functions of probabilities and labels."""
+"""Evaluation: metrics as pure functions of probabilities and labels, and all of them for trained runs."""
 
-from featureflock.evaluation.calibration import Calibrated, calibrated, fit_temperature, tempered
+from featureflock.evaluation.calibration import Calibrated, calibrate, calibrated, fit_temperature, tempered
+from featureflock.evaluation.comparing import Difference, Mean, mean, paired_difference
+from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import (
     Diversity,
@@ -9,6 +11,7 @@ from featureflock.evaluation.diversity import (
     mutual_information,
     predictive_variance,
 )
+from featureflock.evaluation.evaluating import Evaluation, evaluate
 from featureflock.evaluation.metrics import (
     Reliability,
     RiskCoverage,
@@ -29,9 +32,14 @@ from featureflock.evaluation.ood import Detection, OutOfDistribution, detection,
 
 __all__ = [
     "Calibrated",
+    "Condition",
     "Detection",
+    "Difference",
     "Diversity",
+    "Evaluation",
+    "Mean",
     "OutOfDistribution",
+    "Protocol",
     "Reliability",
     "RiskCoverage",
     "Scores",
@@ -39,18 +47,22 @@ __all__ = [
     "aurc",
     "average",
     "brier",
+    "calibrate",
     "calibrated",
     "deep_ensemble_equivalent",
     "detection",
     "disagreement",
     "ece",
+    "evaluate",
     "fit_temperature",
+    "mean",
     "mean_scores",
     "member_accuracy",
     "member_diversity",
     "mutual_information",
     "nll",
     "out_of_distribution",
+    "paired_difference",
     "predictive_variance",
     "reliability",
     "risk_coverage",

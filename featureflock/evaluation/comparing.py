@@ -22,7 +22,7 @@ class Mean(NamedTuple):
     mean: float
     sd: float | None
     """None for one seed."""
-    count: int
+    seeds: int
 
 
 class Difference(NamedTuple):
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
     low: float | None
     high: float | None
     """The 95 % confidence interval; None for one seed."""
-    count: int
+    seeds: int
 
 
 def mean(values: Sequence[float]) -> Mean:

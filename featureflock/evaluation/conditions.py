@@ -26,6 +26,7 @@ _SEED = 0
 _CHOICE = 3
 """Which random numbers are for what, as in data/datasets.py."""
 NOISE = "noise"
+_UNFAMILIAR = "unfamiliar-"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Protocol:
 
     examples: int | None = None
     """So many examples of each test set only, as many of each class; by default all."""
-    corruptions: tuple[str, ...] = CORRUPTIONS
+    corruptions: tuple[Name, ...] = CORRUPTIONS
     """Only these corruptions of the test set. The flag without a name: none."""
     severities: tuple[int, ...] = SEVERITIES
     """Only these severities, of 1 to 5."""
@@ -72,6 +73,14 @@ class Condition:
     """Which examples of the set are used."""
     load: Callable[[Tensor], Examples]
     """The examples at these positions."""
+
+    @property
+    def is_unfamiliar(self) -> bool:
+        return self.name.startswith(_UNFAMILIAR)
+
+    @property
+    def is_corrupted(self) -> bool:
+        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar
 
 
 def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
@@ -120,6 +129,8 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
         which = "all" if len(set(made)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(made))
         frost = f"; frost is made from {frost_source()}" if "frost" in made else ""
         say(f"Corruptions made on the way (seed {_SEED}): {which}{frost}.")
+        if SETS.get(_published_name(name)) is not None and test.shape[0] == 3:
+            say(f"To make them once for all runs: featureflock data corrupt {_published_name(name)}")
 
 
 def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condition]:
@@ -137,19 +148,19 @@ def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condit
     for each in chosen:
         if each == NOISE:
             identity = f"noise {count} {test.shape}"
-            yield Condition(f"unfamiliar-{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
+            yield Condition(f"{_UNFAMILIAR}{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
         elif each in SETS:
             arrays = load(each)
             other = InMemory(arrays.test_x, arrays.test_y)
             positions = take(other, min(count, len(other)), _SEED, _CHOICE)[0]
             identity = f"{arrays.digest} {test.shape}"
-            yield Condition(f"unfamiliar-{each}", identity, positions, partial(_other, other, test))
+            yield Condition(f"{_UNFAMILIAR}{each}", identity, positions, partial(_other, other, test))
         elif Path(each).expanduser().is_dir():
             folder = Path(each).expanduser()
             pictures = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0)
             positions = take(pictures, min(count, len(pictures)), _SEED, _CHOICE)[0]
             identity = f"{folder.absolute()} {pictures.digest()} {test.shape}"
-            yield Condition(f"unfamiliar-{folder.name}", identity, positions, partial(_other, pictures, test))
+            yield Condition(f"{_UNFAMILIAR}{folder.name}", identity, positions, partial(_other, pictures, test))
         else:
             raise ValueError(
                 f"There are no unfamiliar inputs {each!r}: give {NOISE}, one of {', '.join(SETS)}, or a folder of "
@@ -166,7 +177,7 @@ def _chosen(examples: Examples, protocol: Protocol) -> Tensor:
 
 
 def _imagenet_c(
-    splits: Splits, protocol: Protocol, wanted: list[tuple[str, int]], say: Callable[[str], None]
+    splits: Splits, protocol: Protocol, wanted: list[tuple[Name, int]], say: Callable[[str], None]
 ) -> Iterator[Condition]:
     test = splits.test
     if protocol.corrupted is None:

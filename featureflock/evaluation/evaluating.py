@@ -1,15 +1,18 @@
 """From folders of runs to one dictionary of results: predictions where they are missing, then metrics, then means."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featureflock.data import DataSet, Splits
 from featureflock.evaluation import conditions as test_sets
 from featureflock.evaluation.conditions import Condition, Protocol
+from featureflock.evaluation.maps import KeptMaps, Which, can_map, has_maps, map_pictures, pictures_to_map, read_maps
 from featureflock.evaluation.measuring import compare, measure_run
-from featureflock.evaluation.predictions import Predictor, is_kept, predict
+from featureflock.evaluation.pictures import are_pictures
+from featureflock.evaluation.predictions import Predictor, Tick, is_kept, predict
 from featureflock.evaluation.runs import Setting, TrainedRun, read_run, settings
 from featureflock.provenance import provenance
 from featureflock.training.engine import Engine
@@ -27,7 +30,13 @@ class Evaluation:
     settings: list[Setting]
     splits: Splits
     conditions: list[Condition]
-    protocol: Protocol = field(repr=False)
+    """The clean test set first."""
+    mapped: dict[Which, list[Condition]]
+    """The pictures whose class activation maps were computed, if any."""
+
+    def maps(self, run: TrainedRun, which: Which = "clean") -> KeptMaps | None:
+        """A run's class activation maps, if it has any."""
+        return read_maps(run, which, self.mapped[which]) if which in self.mapped else None
 
 
 def evaluate(
@@ -61,9 +70,10 @@ def evaluate(
         *test_sets.corrupted(splits, name, protocol, say),
         *test_sets.unfamiliar(splits, name, protocol),
     ]
+    mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
     predictors = [Predictor(run, engine) for run in trained]
-    _predict_all(predictors, conditions, progress)
-    measured = {str(run): measure_run(run, conditions) for run in trained}
+    _carry_out(_missing(predictors, conditions, mapped), progress)
+    measured = {str(run): measure_run(run, conditions, mapped) for run in trained}
     results = {
         "data": name,
         "classes": splits.classes,
@@ -74,7 +84,7 @@ def evaluate(
         "settings": compare(rows, measured),
         "provenance": provenance(),
     }
-    return Evaluation(results, rows, splits, conditions, protocol)
+    return Evaluation(results, rows, splits, conditions, mapped)
 
 
 def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
@@ -92,25 +102,47 @@ def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
     return splits, str(first["class"])
 
 
-def _predict_all(predictors: list[Predictor], conditions: list[Condition], progress: Progress) -> None:
-    missing = [(p, c) for p in predictors for c in conditions if not is_kept(p.run, c)]
-    total = sum(len(condition.positions) for _, condition in missing)
-    done = 0
-    try:
-        for finished, (predictor, condition) in enumerate(missing):
-            what = f"{predictor.run.folder.path.name}: {condition.name}"
-            progress(done, total, what)
-            start = done
+class _Job(NamedTuple):
+    """Something to compute and keep."""
 
-            def tick(more: int, what: str = what) -> None:
+    what: str
+    size: int
+    """In examples."""
+    do: Callable[[Tick], None]
+
+
+def _missing(
+    predictors: list[Predictor], conditions: list[Condition], mapped: dict[Which, list[Condition]]
+) -> list[_Job]:
+    jobs = []
+    for predictor in predictors:
+        name = predictor.run.folder.path.name
+        for condition in conditions:
+            if not is_kept(predictor.run, condition):
+                do = partial(predict, predictor, condition)
+                jobs.append(_Job(f"{name}: {condition.name}", len(condition.positions), do))
+        for which, chosen in mapped.items():
+            if not has_maps(predictor.run, which, chosen) and can_map(predictor):
+                size = sum(len(condition.positions) for condition in chosen)
+                jobs.append(_Job(f"{name}: maps, {which}", size, partial(map_pictures, predictor, which, chosen)))
+    return jobs
+
+
+def _carry_out(jobs: list[_Job], progress: Progress) -> None:
+    total, before, finished = sum(job.size for job in jobs), 0, 0
+    try:
+        for job in jobs:
+            done = before
+            progress(done, total, job.what)
+
+            def tick(more: int, what: str = job.what) -> None:
                 nonlocal done
                 done += more
                 progress(done, total, what)
 
-            predict(predictor, condition, tick)
-            done = start + len(condition.positions)  # those that cannot be read are done with, too
+            job.do(tick)
+            before, finished = before + job.size, finished + 1  # also those that cannot be read
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(
-            f"stopped; predictions on {finished} of {len(missing)} test sets that were missing are kept, and the same "
-            "command goes on from there."
+            f"stopped; {finished} of {len(jobs)} pieces of work are kept, and the same command goes on from there."
         ) from interrupt

@@ -1,6 +1,6 @@
 """All metrics of a run, from its predictions, and what several runs have in common.
 
-    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary`, which has a number for each metric
+    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary` with a number for each metric
     results["settings"]  one entry for runs that differ by their seed alone: mean ± sd of each number of the summary,
                          and the differences from Deep Ensembles, paired by seed
 
@@ -23,6 +23,7 @@ from featureflock.evaluation.comparing import mean, paired_difference
 from featureflock.evaluation.conditions import Condition
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import member_diversity
+from featureflock.evaluation.maps import Which, likeness, read_maps
 from featureflock.evaluation.metrics import (
     Reliability,
     Scores,
@@ -44,7 +45,9 @@ _POINTS = 50
 """Of a risk-coverage curve."""
 
 
-def measure_run(run: TrainedRun, conditions: Sequence[Condition]) -> dict[str, Any]:
+def measure_run(
+    run: TrainedRun, conditions: Sequence[Condition], mapped: Mapping[Which, list[Condition]]
+) -> dict[str, Any]:
     """All metrics of a run whose predictions are on the disk; the first condition is the clean test set."""
     clean = read(run, conditions[0])
     probs = clean.log_probs.double().exp()
@@ -52,7 +55,7 @@ def measure_run(run: TrainedRun, conditions: Sequence[Condition]) -> dict[str, A
     unfamiliar: dict[str, Any] = {}
     for condition in conditions[1:]:
         there = read(run, condition)
-        if condition.name.startswith("unfamiliar-"):
+        if condition.is_unfamiliar:
             found = out_of_distribution(probs, there.log_probs.double().exp())
             name = condition.name.removeprefix("unfamiliar-")
             unfamiliar[name] = {measure: part._asdict() for measure, part in found._asdict().items()}
@@ -71,6 +74,10 @@ def measure_run(run: TrainedRun, conditions: Sequence[Condition]) -> dict[str, A
         entry["corrupted_mean"] = _mean_over_sets(corrupted)
     if unfamiliar:
         entry["unfamiliar"] = unfamiliar
+    there_are = {which: read_maps(run, which, chosen) for which, chosen in mapped.items()}
+    maps = {which: likeness(kept.maps) for which, kept in there_are.items() if kept is not None and len(kept.maps) > 1}
+    if maps:
+        entry["maps"] = maps
     return entry | {
         "summary": _summary(entry),
         "training": run.result,
@@ -162,6 +169,9 @@ def _summary(entry: dict[str, Any]) -> dict[str, float]:
         summary |= {f"raw_corrupted_{key}": of_sets["raw"][key] for key in ("nll", "brier", "ece")}
     summary["member_accuracy"] = mean(clean["member_accuracy"]).mean
     summary |= clean.get("diversity", {})
+    for which, key in (("clean", "map_similarity"), ("corrupted", "corrupted_map_similarity")):
+        if which in entry.get("maps", {}):
+            summary[key] = entry["maps"][which]["similarity"]
     for name, measures in entry.get("unfamiliar", {}).items():
         summary |= {f"auroc_{name}": measures["entropy"]["auroc"]}
     return summary

@@ -1,8 +1,8 @@
 """Pictures between a data set's own format and ordinary ones: bytes (B, H, W, 3) in RGB, 0 black and 255 white.
 
-A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size that
-corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what is done
-to them is averaged over each pixel again.
+A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size
+that corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what
+is done to them is averaged over each pixel again.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,15 @@ def to_show(examples: Examples) -> Bytes:
     x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are no pictures, and cannot be shown.")
-    low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
-    return _to_rgb(((x - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8), 255)
+    if isinstance(examples, Streamed) and examples.scale is not None:
+        mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (examples.scale.mean, examples.scale.deviation))
+        x = x * deviation + mean
+    elif x.min() >= 0 and x.max() <= 1:
+        x = 255 * x
+    else:
+        low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+        x = 255 * (x - low) / (high - low).clamp_min(1e-12)
+    return _to_rgb(x.round().clamp(0, 255).to(torch.uint8), 255)
 
 
 def altered(examples: InMemory, alter: Callable[[Bytes], Bytes]) -> InMemory:
@@ -45,7 +52,7 @@ def altered(examples: InMemory, alter: Callable[[Bytes], Bytes]) -> InMemory:
     factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_USUAL // min(rgb.shape[1:3]))
     large = np.ascontiguousarray(rgb.repeat(factor, 1).repeat(factor, 2))
     x = torch.from_numpy(np.ascontiguousarray(alter(large))).permute(0, 3, 1, 2)
-    if len(examples.shape) and examples.shape[0] == 1:
+    if examples.shape[0] == 1:
         x = x[:, 1:2]
     if factor > 1:
         x = F.avg_pool2d(x.float(), factor)

@@ -8,7 +8,7 @@ and the test set that it names; of more examples than are asked for, those that 
 Shapes: n members, B examples, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import safetensors
@@ -91,12 +91,13 @@ class Predictor:
 
 def is_kept(run: TrainedRun, condition: Condition) -> bool:
     """Whether the disk has predictions of these weights on all these examples."""
-    return _kept(run, condition, ()) is not None
+    asked = kept(run, condition.name, condition.identity, ("asked",))
+    return asked is not None and bool(torch.isin(condition.positions, asked["asked"]).all())
 
 
 def read(run: TrainedRun, condition: Condition) -> Predictions:
     """The predictions that `predict` has kept."""
-    tensors = _kept(run, condition, Predictions._fields)
+    tensors = kept(run, condition.name, condition.identity, Predictions._fields)
     if tensors is None:
         raise ValueError(f"{run} has no predictions on {condition.name}; evaluate it first.")
     wanted = torch.isin(tensors["positions"], condition.positions)
@@ -105,14 +106,18 @@ def read(run: TrainedRun, condition: Condition) -> Predictions:
 
 def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> None:
     """Compute what members say of a condition, and keep it."""
-    run, folder = predictor.run, predictor.run.folder.predictions
     log_probs, labels, places = predictor.log_probs(condition.load(condition.positions), tick)
     tensors = {"log_probs": log_probs, "labels": labels, "positions": condition.positions[places]}
-    data = safetensors.torch.save({**tensors, "asked": condition.positions.clone()}, _about(run, condition))
+    keep(predictor.run, condition.name, condition.identity, {**tensors, "asked": condition.positions.clone()})
+
+
+def keep(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) -> None:
+    """Write a file beside a run, whole or not at all."""
+    folder = run.folder.predictions
     try:
         folder.mkdir(exist_ok=True)
         clear_partials(folder)
-        write_atomically(folder / f"{condition.name}.safetensors", data)
+        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, _about(run, identity)))
     except OSError as error:
         raise OSError(
             f"{folder} could not be written to ({error.strerror or error}); what was written before is sound. Make "
@@ -120,22 +125,19 @@ def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done
         ) from error
 
 
-def _kept(run: TrainedRun, condition: Condition, names: tuple[str, ...]) -> dict[str, Tensor] | None:
-    """These tensors of a file; None if it is missing, damaged, or of other weights or examples."""
-    path = run.folder.predictions / f"{condition.name}.safetensors"
+def kept(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Tensors of a file beside a run; None if it is missing, damaged, of other weights, or of something else."""
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            if file.metadata() != _about(run, condition):
+        with safetensors.safe_open(run.folder.predictions / f"{name}.safetensors", "pt") as file:
+            if file.metadata() != _about(run, identity):
                 return None
-            if not torch.isin(condition.positions, file.get_tensor("asked")).all():
-                return None
-            return {name: file.get_tensor(name) for name in names}
+            return {each: file.get_tensor(each) for each in names}
     except (OSError, safetensors.SafetensorError):
         return None
 
 
-def _about(run: TrainedRun, condition: Condition) -> dict[str, str]:
-    return {"format": _FORMAT, "weights": run.weights, "condition": condition.identity}
+def _about(run: TrainedRun, identity: str) -> dict[str, str]:
+    return {"format": _FORMAT, "weights": run.weights, "condition": identity}
 
 
 def _readable(examples: Examples, positions: Tensor) -> Tensor:

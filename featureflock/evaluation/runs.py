@@ -1,4 +1,4 @@
-"""Trained runs, as the evaluation sees them: what was trained, by what, and which of them differ by their seed alone."""
+"""Trained runs, as the evaluation sees them: what was trained, and which of them differ by their seed alone."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ class TrainedRun:
         """As it is called in tables."""
         name = self.recipe["method"]["class"]
         known = getattr(methods, name, None)
-        return known.title if known is not None else name
+        return str(known.title if known is not None else name)
 
     def load_ensemble(self) -> Ensemble:
         return load(self.folder.ensemble)
@@ -57,7 +57,7 @@ class TrainedRun:
                 "featureflock.evaluation.evaluate from Python with data=… instead."
             )
         hints = get_type_hints(kind)
-        known = {field.name for field in dataclasses.fields(kind)}
+        known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         values = {key: _as(hints[key], value) for key, value in description.items() if key in known}
         return kind(**values)
 
@@ -84,8 +84,8 @@ def read_run(folder: Path | str) -> TrainedRun:
         weights = json.loads(index.read_bytes())["weights"]["sha256"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
-    parts = [run.read(f"{name}.json") for name in ("recipe", "environment", "result")]
-    return TrainedRun(run, *parts, curves=run.read_metrics(), weights=weights)
+    recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))
+    return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
 def settings(runs: Sequence[TrainedRun]) -> list[Setting]:

@@ -1,6 +1,7 @@
 """A run's folder, which says by itself what is in it:
 
 recipe.json        what was trained
+inputs.json        what its inputs look like, and the names of the classes
 environment.json   with what: versions, machine, commit, command; one entry for each time the run was started
 metrics.jsonl      one line an epoch
 checkpoints/       the last two
@@ -92,9 +93,10 @@ class RunFolder:
                     raise ValueError(f"{self} is being trained by another process; wait for it, or stop it.") from error
             yield
 
-    def begin(self, recipe: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write what is trained, and with what."""
+    def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Write what is trained, on what, and with what."""
         write_atomically(self.path / "recipe.json", _json(recipe))
+        write_atomically(self.path / "inputs.json", _json(inputs))
         try:
             before = json.loads((self.path / "environment.json").read_bytes())
         except (OSError, ValueError):
