@@ -45,8 +45,8 @@ def detection_table(settings: list[Shown]) -> Table | None:
             group.append([Cell(name), Cell(s.title, style=s.style), *cells])
         rows += with_best(heads, group)
     note = (
-        "In %, means over seeds, before calibration. AUROC: the chance that an unfamiliar input seems less certain than "
-        "a familiar one. AUPR: area under precision and recall. FPR95: familiar inputs flagged when 95 % of the "
+        "In %, means over seeds, before calibration. AUROC: the chance that an unfamiliar input seems less certain "
+        "than a familiar one. AUPR: area under precision and recall. FPR95: familiar inputs flagged when 95 % of the "
         "unfamiliar are. Uncertainty by the entropy of the mean prediction, by mutual information, or by the top "
         "probability."
     )

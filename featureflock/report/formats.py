@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featureflock.report.tables import Cell, Head, Table, comparison
+from featureflock.report.tables import Cell, Head, Table, comparison, differences
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -75,10 +75,20 @@ def latex_text(text: str) -> str:
 
 
 def terminal_table(results: dict[str, Any]) -> RichTable:
-    """The comparison with a column for each setting, so that a few of them fit beside each other."""
-    table = comparison(results)
-    shown = RichTable(box=box.SIMPLE_HEAD, caption=table.note, caption_justify="left", title_justify="left")
-    shown.title = Text(f"{results['data']}: {results['examples']} test examples")
+    """The comparison, for printing."""
+    return _upright(comparison(results), f"{results['data']}: {results['examples']:,} test examples")
+
+
+def terminal_tables(results: dict[str, Any]) -> list[RichTable]:
+    """The comparison, and the differences from Deep Ensembles if there are any, for printing."""
+    paired = differences(results)
+    return [terminal_table(results), *([_upright(paired, paired.title)] if paired is not None else [])]
+
+
+def _upright(table: Table, title: str) -> RichTable:
+    """With a column for each setting, so that a few of them fit beside each other."""
+    shown = RichTable(box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left")
+    shown.title, shown.caption = Text(title), Text(table.note)
     shown.add_column("")
     for row in table.rows:
         shown.add_column(Text(row[0].text), justify="right", overflow="fold")

@@ -71,7 +71,7 @@ def disputes(evaluation: Evaluation, settings: list[Shown], count: int = _PICTUR
     score_b = torch.stack([mutual_information(p.log_probs.double().exp()) for p in parts]).mean(0)
     order = score_b.argsort(descending=True, stable=True)[:count]
     chosen = positions[order]
-    pictures = _pictures(evaluation, chosen)
+    pictures = pictures_of(evaluation, chosen)
     found = []
     for k, b in enumerate(order.tolist()):
         label = int(parts[0].labels[b])
@@ -126,7 +126,7 @@ def _at(p: Predictions, positions: Tensor) -> Predictions:
     return Predictions(p.log_probs[:, held], p.labels[held], p.positions[held])
 
 
-def _pictures(evaluation: Evaluation, positions: Tensor) -> NDArray[np.uint8] | None:
+def pictures_of(evaluation: Evaluation, positions: Tensor) -> NDArray[np.uint8] | None:
     """None for inputs that are no pictures."""
     try:
         return to_show(evaluation.splits.test.select(positions))

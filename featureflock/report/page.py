@@ -41,7 +41,7 @@ def page(evaluation: Evaluation) -> str:
     ]
     return environment.get_template("page.html").render(
         title=f"Evaluation on {results['data']}",
-        facts=_facts(results, settings),
+        facts=_facts(evaluation),
         tiles=tiles(results),
         sentences=sentences(results),
         sections=[section for section in sections if section.parts],
@@ -75,12 +75,13 @@ def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
     ]
 
 
-def _facts(results: dict[str, Any], settings: list[Shown]) -> list[str]:
-    corrupted = sum(not name.startswith("unfamiliar-") for name in results["conditions"][1:])
-    unfamiliar = len(results["conditions"]) - 1 - corrupted
+def _facts(evaluation: Evaluation) -> list[str]:
+    results = evaluation.results
+    corrupted = sum(condition.is_corrupted for condition in evaluation.conditions)
+    unfamiliar = sum(condition.is_unfamiliar for condition in evaluation.conditions)
     counts = [
-        (sum(len(s.runs) for s in settings), "run", "runs"),
-        (len(settings), "setting", "settings"),
+        (len(results["runs"]), "run", "runs"),
+        (len(results["settings"]), "setting", "settings"),
         (results["examples"], "test example", "test examples"),
         (results["classes"], "class", "classes"),
         (corrupted, "corrupted test set", "corrupted test sets"),
@@ -92,8 +93,7 @@ def _facts(results: dict[str, Any], settings: list[Shown]) -> list[str]:
 def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     """In words, with how many examples of each are used."""
     found = []
-    names = [condition.name for condition in evaluation.conditions]
-    corrupted = [name.rpartition("-") for name in names[1:] if not name.startswith("unfamiliar-")]
+    corrupted = [condition.name.rpartition("-") for condition in evaluation.conditions if condition.is_corrupted]
     kinds = list(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in corrupted))
     severities = sorted({severity for _, _, severity in corrupted})
     count = len(evaluation.conditions[0].positions)
@@ -102,10 +102,7 @@ def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     found.append(("clean", f"{count:,} examples ({part})"))
     if corrupted:
         found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}"))
-        folder = evaluation.protocol.corrupted
-        if folder is not None:
-            found.append(("corrupted from", folder.name))
     for condition in evaluation.conditions[1:]:
-        if condition.name.startswith("unfamiliar-"):
+        if condition.is_unfamiliar:
             found.append((condition.name.replace("-", " ", 1), f"{len(condition.positions):,} inputs"))
     return found

@@ -20,8 +20,8 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
     return path
 
 
-def write_tables(evaluation: Evaluation, folder: Path) -> None:
-    """Write results.json, table.md and table.tex only."""
+def write_tables(evaluation: Evaluation, folder: Path) -> list[Path]:
+    """Write results.json, table.md and table.tex only; gives their paths."""
     results = evaluation.results
     tables = [table for table in (comparison(results), differences(results)) if table is not None]
     title = f"{results['data']}: {results['examples']} test examples"
@@ -31,9 +31,14 @@ def write_tables(evaluation: Evaluation, folder: Path) -> None:
         "Needs \\usepackage{booktabs}, and \\usepackage{amssymb} for triangles.\n"
     )
     parts = [latex(table, f"tab:{table.name}") for table in tables]
-    _write(folder / "results.json", (json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
-    _write(folder / "table.md", f"# {title}\n\n{text}".encode())
-    _write(folder / "table.tex", "\n".join([source, *parts]).encode())
+    files = {
+        "results.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
+        "table.md": f"# {title}\n\n{text}",
+        "table.tex": "\n".join([source, *parts]),
+    }
+    for name, content in files.items():
+        _write(folder / name, content.encode())
+    return [folder / name for name in files]
 
 
 def _write(path: Path, data: bytes) -> None:
