@@ -164,7 +164,7 @@ def map_similarity(settings: list[Shown]) -> Figure | None:
     if not known:
         return None
     rows = [(s, name, found) for s in settings for key, name in known if (found := s.metric(key))]
-    high = 28 * len(rows) + 62
+    high = 28 * len(rows) + 80
     plot = Plot(Span(0, 1, 12, WIDTH - 42), Span(0, 1, high - 42, 24))
     parts = [heading("Cosine similarity of members’ maps")]
     parts.append(plot.frame(svg.labelled(svg.ticks(0, 1)), [], "0: nothing in common, 1: the same"))

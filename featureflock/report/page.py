@@ -98,8 +98,8 @@ def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     severities = sorted({severity for _, _, severity in corrupted})
     count = len(evaluation.conditions[0].positions)
     whole = len(evaluation.splits.test)
-    part = "all" if count == whole else f"{count:,} of {whole:,}, as many of each class as there are to be had"
-    found.append(("clean", f"{count:,} examples ({part})"))
+    part = f"{count:,} of {whole:,} examples, as many of each class as there are to be had"
+    found.append(("clean", f"all {count:,} examples" if count == whole else part))
     if corrupted:
         found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}"))
     for condition in evaluation.conditions[1:]:

@@ -117,7 +117,7 @@ def _name(column: Column) -> str:
 
 
 def _count(setting: dict[str, Any]) -> int:
-    return int(next(iter(setting["differences"].values()))["count"])
+    return int(next(iter(setting["differences"].values()))["seeds"])
 
 
 def _seeds(results: dict[str, Any]) -> int:

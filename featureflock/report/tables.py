@@ -136,7 +136,7 @@ def differences(results: dict[str, Any]) -> Table | None:
     rows = []
     for k, s in compared:
         found = s["differences"]
-        shared = next(iter(found.values()))["count"]
+        shared = next(iter(found.values()))["seeds"]
         rows.append((_name(k, s), _count(shared), *(_difference(c, found.get(c.key)) for c in columns)))
     several = any(d["low"] is not None for _, s in compared for d in s["differences"].values())
     note = (
