@@ -24,8 +24,10 @@ def corruption_table(settings: list[Shown]) -> Table | None:
         rows.append(tuple(_accuracies(name, severities, settings, baseline)))
     note = "Accuracy in %, mean over severities and seeds."
     if baseline is not None and len(settings) > 1:
-        note += f" Beside it the difference from {baseline.title} in percentage points: blue for more, orange "
-            "for less, whether beyond noise or not."
+        note += (
+            f" Beside it the difference from {baseline.title} in percentage points: blue for more, orange for less, "
+            "whether beyond noise or not."
+        )
     heads = (Head("Corruption", numeric=False), *(Head(s.title, "high") for s in settings))
     return Table("corruptions-table", "Accuracy by corruption", heads, tuple(rows), note)
 
