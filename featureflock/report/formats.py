@@ -1,0 +1,119 @@
+"""A table in Markdown, in LaTeX and for a terminal."""
+
+import re
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from featureflock.report.tables import Cell, Head, Table, comparison, differences
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "×": r"$\times$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "▲": r"$\blacktriangle$",
+    "▼": r"$\blacktriangledown$",
+    "’": "'",
+    "…": r"\dots{}",
+}
+
+
+def markdown(table: Table) -> str:
+    """With the best in bold and what the numbers are below."""
+    heads = [_markdown_text(_titled(head)) for head in table.heads]
+    rules = ["---:" if head.numeric else "---" for head in table.heads]
+    rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, rules, *rows)]
+    return "\n".join([*lines, "", table.note, ""])
+
+
+def latex(table: Table, label: str) -> str:
+    """For a paper, with the rules of booktabs."""
+    shape = "".join("r" if head.numeric else "l" for head in table.heads)
+    rows = [" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows]
+    heads = " & ".join(latex_text(_titled(head)) for head in table.heads) + r" \\"
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_text(f'{table.title}. {table.note}')}}}",
+            rf"\label{{{label}}}",
+            rf"\begin{{tabular}}{{{shape}}}",
+            r"\toprule",
+            heads,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def latex_text(text: str) -> str:
+    """Any text, so that LaTeX sets it as it is."""
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+
+
+def terminal_table(results: dict[str, Any]) -> RichTable:
+    """The comparison, for printing."""
+    return _upright(comparison(results), f"{results['data']}: {results['examples']:,} test examples")
+
+
+def terminal_tables(results: dict[str, Any]) -> list[RichTable]:
+    """The comparison, and the differences from Deep Ensembles if there are any, for printing."""
+    paired = differences(results)
+    return [terminal_table(results), *([_upright(paired, paired.title)] if paired is not None else [])]
+
+
+def _upright(table: Table, title: str) -> RichTable:
+    """With a column for each setting, so that a few of them fit beside each other."""
+    shown = RichTable(box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left")
+    shown.title, shown.caption = Text(title), Text(table.note)
+    shown.add_column("")
+    for row in table.rows:
+        shown.add_column(Text(row[0].text), justify="right", overflow="fold")
+    for place, head in enumerate(table.heads[1:], 1):
+        cells = [Text(row[place].plain, style="bold" if row[place].best else "", justify="right") for row in table.rows]
+        shown.add_row(Text(_titled(head)), *cells)
+    return shown
+
+
+def _titled(head: Head) -> str:
+    return f"{head.title} {head.arrow}".strip()
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _markdown_text(cell.plain)
+    return f"**{text}**" if cell.best else text
+
+
+def _markdown_text(text: str) -> str:
+    text = re.sub(r"([\\|*_`\[\]])", r"\\\1", " ".join(text.split()))
+    return (
+        text.replace("&", "&amp;").replace("<", "&lt;").replace(r"\[−", "[−").replace(r"\[+", "[+").replace(r"\]", "]")
+    )
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = latex_text(cell.plain)
+    return rf"\textbf{{{text}}}" if cell.best else text

@@ -1,0 +1,258 @@
+"""The tables, once, as data: which columns there are, how their numbers are printed, and which are best.
+
+What they look like in Markdown, LaTeX, a terminal or HTML is for formats.py and page.html.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+Better = Literal["high", "low", ""]
+Verdict = Literal["better", "worse", "unclear", ""]
+MINUS = "−"
+
+
+class Column(NamedTuple):
+    """A number of a setting, and how it is shown."""
+
+    key: str
+    """In the summary of a run."""
+    title: str
+    digits: int
+    better: Better
+    meaning: str
+    percent: bool = False
+
+    def text(self, value: float, sign: bool = False) -> str:
+        return fixed(100 * value if self.percent else value, self.digits, sign)
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    spread: str = ""
+    """The standard deviation over seeds."""
+    aside: str = ""
+    """What belongs to the number, such as an interval."""
+    value: float | None = None
+    """To sort by; None: by the text, or last in a column of numbers."""
+    best: bool = False
+    verdict: Verdict = ""
+    heat: int = 0
+    """How strongly to colour it: −3, much worse, to 3, much better."""
+    style: int | None = None
+    """Which setting it names."""
+
+    @property
+    def plain(self) -> str:
+        """All of it in one line."""
+        spread = f" ± {self.spread}" if self.spread else ""
+        aside = f" {self.aside}" if self.aside else ""
+        return f"{self.text}{spread}{aside}{SYMBOLS[self.verdict]}"
+
+
+class Head(NamedTuple):
+    title: str
+    better: Better = ""
+    meaning: str = ""
+    numeric: bool = True
+
+    @property
+    def arrow(self) -> str:
+        return {"high": "↑", "low": "↓", "": ""}[self.better]
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    """For links to it."""
+    title: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    kind: str = "table"
+
+
+SYMBOLS: dict[Verdict, str] = {"better": " ▲", "worse": " ▼", "unclear": "", "": ""}
+"""Beyond noise in favour, beyond noise against."""
+
+CLEAN = (
+    Column("accuracy", "Accuracy, %", 2, "high", "the share of examples whose most probable class is right", True),
+    Column("nll", "NLL", 4, "low", "mean negative log-likelihood of the labels, in nats"),
+    Column("brier", "Brier", 4, "low", "squared distance of probabilities from the label, summed over classes"),
+    Column("ece", "ECE", 4, "low", "expected calibration error, 15 bins"),
+)
+CORRUPTED = (
+    Column("corrupted_accuracy", "cA, %", 2, "high", "accuracy, mean over all corrupted test sets", True),
+    Column("corrupted_nll", "cNLL", 4, "low", "NLL, mean over all corrupted test sets"),
+    Column("corrupted_brier", "cBrier", 4, "low", "Brier score, mean over all corrupted test sets"),
+    Column("corrupted_ece", "cECE", 4, "low", "calibration error, mean over all corrupted test sets"),
+)
+UNCALIBRATED = (
+    Column("temperature", "Temperature", 3, "", "the one that suits the whole test set; above 1: overconfident"),
+    Column("raw_nll", "raw NLL", 4, "low", "without temperature"),
+    Column("raw_brier", "raw Brier", 4, "low", "without temperature"),
+    Column("raw_ece", "raw ECE", 4, "low", "without temperature"),
+    Column("raw_corrupted_nll", "raw cNLL", 4, "low", "without temperature"),
+    Column("raw_corrupted_brier", "raw cBrier", 4, "low", "without temperature"),
+    Column("raw_corrupted_ece", "raw cECE", 4, "low", "without temperature"),
+    Column("aurc", "AURC", 4, "low", "area under the risk-coverage curve"),
+    Column("corrupted_aurc", "cAURC", 4, "low", "AURC, mean over all corrupted test sets"),
+)
+MEMBERS = (
+    Column("member_accuracy", "Member accuracy, %", 2, "high", "mean over the members, each on its own", True),
+    Column("disagreement", "Disagreement, %", 2, "", "pairs of members that name different classes", True),
+    Column("mutual_information", "Mutual information", 4, "", "of prediction and member, in nats"),
+    Column("predictive_variance", "Predictive variance", 4, "", "of the members' probabilities, summed over classes"),
+    Column("map_similarity", "Map similarity", 3, "", "cosine of two members' class activation maps"),
+    Column("corrupted_map_similarity", "Map similarity, corrupted", 3, "", "the same on corrupted pictures"),
+)
+EQUIVALENT = "how many members of Deep Ensembles have the same calibrated NLL"
+
+
+def comparison(results: dict[str, Any]) -> Table:
+    """One row a setting, with the best in bold."""
+    settings = results["settings"]
+    columns = [c for c in (*CLEAN, *CORRUPTED) if _known(settings, c)]
+    heads = [Head("Method", numeric=False), Head("Members"), Head("Seeds"), *map(_head, columns)]
+    rows = [
+        [_name(k, s), _count(s["members"]), _count(len(s["seeds"])), *_means(s, columns)] for k, s in _each(settings)
+    ]
+    if any("deep_ensemble_equivalent" in s for s in settings):
+        heads.append(Head("DEE", "high", EQUIVALENT))
+        for row, s in zip(rows, settings, strict=True):
+            row.append(_equivalent(s.get("deep_ensemble_equivalent")))
+    return Table("comparison", "All settings", tuple(heads), with_best(heads, rows), _seeds(settings))
+
+
+def differences(results: dict[str, Any]) -> Table | None:
+    """From Deep Ensembles, paired by seed; None if there is nothing to compare."""
+    compared = [(k, s) for k, s in _each(results["settings"]) if s.get("differences")]
+    if not compared:
+        return None
+    columns = [c for c in (*CLEAN, *CORRUPTED) if any(c.key in s["differences"] for _, s in compared)]
+    heads = [Head("Method", numeric=False), Head("Shared seeds"), *map(_head, columns)]
+    rows = []
+    for k, s in compared:
+        found = s["differences"]
+        shared = next(iter(found.values()))["seeds"]
+        rows.append((_name(k, s), _count(shared), *(_difference(c, found.get(c.key)) for c in columns)))
+    several = any(d["low"] is not None for _, s in compared for d in s["differences"].values())
+    note = (
+        "Mean of the differences on the same seed, with their 95 % confidence interval (Student’s t). ▲ better and "
+        "▼ worse: the interval excludes 0. No mark: no difference beyond noise."
+        if several
+        else "One shared seed: differences without an interval, which say nothing about noise."
+    )
+    return Table("differences", f"Differences from {compared[0][1]['against']}", tuple(heads), tuple(rows), note)
+
+
+def details(results: dict[str, Any]) -> list[Table]:
+    """Metrics without calibration, and what is known of the members."""
+    settings = results["settings"]
+    tables = []
+    for name, title, columns in (
+        ("uncalibrated", "Without calibration", UNCALIBRATED),
+        ("members-table", "Members and their diversity", MEMBERS),
+    ):
+        known = [c for c in columns if _known(settings, c)]
+        heads = [Head("Method", numeric=False), *map(_head, known)]
+        rows = [[_name(k, s), *_means(s, known)] for k, s in _each(settings)]
+        tables.append(Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings)))
+    return tables
+
+
+def verdict(column: Column, difference: dict[str, Any]) -> Verdict:
+    """Whether a paired difference goes beyond noise, and in whose favour; nothing for one seed."""
+    low, high = difference["low"], difference["high"]
+    if low is None or not column.better:
+        return ""
+    if low <= 0 <= high:
+        return "unclear"
+    return "better" if (low > 0) == (column.better == "high") else "worse"
+
+
+def fixed(value: float, digits: int, sign: bool = False) -> str:
+    """With so many digits and a true minus; never −0.00."""
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    if float(text) == 0:
+        text = text.replace("-", "+" if sign else "")
+    return text.replace("-", MINUS)
+
+
+def in_words(parts: Iterable[str]) -> str:
+    """a, b and c."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _head(column: Column) -> Head:
+    return Head(column.title, column.better, column.meaning)
+
+
+def _each(settings: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(settings))
+
+
+def _known(settings: Sequence[dict[str, Any]], column: Column) -> bool:
+    return any(column.key in s["metrics"] for s in settings)
+
+
+def _name(k: int, setting: dict[str, Any]) -> Cell:
+    return Cell(setting["title"], style=k)
+
+
+def _count(number: int) -> Cell:
+    return Cell(str(number), value=number)
+
+
+def _means(setting: dict[str, Any], columns: Sequence[Column]) -> list[Cell]:
+    cells = []
+    for column in columns:
+        found = setting["metrics"].get(column.key)
+        if found is None:
+            cells.append(Cell("–"))
+            continue
+        spread = "" if found["sd"] is None else column.text(found["sd"])
+        cells.append(Cell(column.text(found["mean"]), spread, value=found["mean"]))
+    return cells
+
+
+def _difference(column: Column, found: dict[str, Any] | None) -> Cell:
+    if found is None:
+        return Cell("–")
+    text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
+    aside = "" if low is None else f"[{column.text(low, sign=True)}, {column.text(high, sign=True)}]"
+    return Cell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
+
+
+def _equivalent(worth: float | str | None) -> Cell:
+    if worth is None:
+        return Cell("–")
+    if isinstance(worth, str):  # more than 5
+        return Cell(worth.replace("more than", ">"), value=math.inf)
+    return Cell(fixed(worth, 1), value=worth)
+
+
+def with_best(heads: Sequence[Head], rows: Sequence[Sequence[Cell]]) -> tuple[tuple[Cell, ...], ...]:
+    """The best of each column marked; what prints as the same number is as good."""
+    marked = [list(row) for row in rows]
+    for place, head in enumerate(heads):
+        values = [(row[place].value, row[place].text) for row in rows if row[place].value is not None]
+        if not head.better or len(values) < 2:
+            continue
+        pick = max if head.better == "high" else min
+        best = pick(values, key=lambda pair: pair[0] or 0.0)[1]
+        for row in marked:
+            row[place] = replace(row[place], best=row[place].text == best)
+    return tuple(map(tuple, marked))
+
+
+def _seeds(settings: Sequence[dict[str, Any]]) -> str:
+    counts = sorted({len(s["seeds"]) for s in settings})
+    if counts == [1]:
+        return "One seed each."
+    few = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    bold = " The best of each column is bold." if len(settings) > 1 else ""
+    return f"Mean ± standard deviation over {few} seeds.{bold}"
