@@ -1,4 +1,4 @@
-"""The command line: featureflock data | train | demo.
+"""The command line: featureflock data | train | evaluate | report | predict | demo.
 
 Commands are imported when they are called for. The package itself still imports PyTorch at once.
 """
@@ -11,6 +11,9 @@ import sys
 COMMANDS = {
     "data": "which data sets there are, getting them, and corrupting them",
     "train": "train an ensemble by a recipe, resumable to the bit",
+    "evaluate": "all metrics of trained runs, clean, corrupted and unfamiliar, and how they compare",
+    "report": "one page about trained runs, with tables and figures",
+    "predict": "what a trained run says of a picture, and how sure it is",
     "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
 }
 

@@ -1,6 +1,7 @@
 """n feature extractors, own or shared heads, and the place where the particle layer sits.
 
-    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       what `predict` returns
+    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       what `predict` returns,
+    p_T    = softmax(log p̄ / T)                                       once the ensemble has a temperature
     H[p̄]  =  (1/n) Σ_i H[p_i]  +  (1/n) Σ_i KL(p_i ‖ p̄)               what `uncertainty` returns
     total     aleatoric            epistemic (mutual information)
 
@@ -106,6 +107,19 @@ class Ensemble(nn.Module):
                 check_alike(list(self.head))
         self._run = run
 
+    _temperature: float | None = None
+
+    @property
+    def temperature(self) -> float | None:
+        """T of the predictions, which `featureflock.calibrate` finds; None (as good as 1) before. It is saved, too."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, temperature: float | None) -> None:
+        if temperature is not None and not 0 < temperature < math.inf:
+            raise ValueError(f"A temperature must be positive and finite, or None; got {temperature}.")
+        self._temperature = None if temperature is None else float(temperature)
+
     def forward(self, x: Any) -> Tensor:
         """Logits of each member, (n, B, C)."""
         extractor_states, head_states = self._transported_weights()
@@ -123,12 +137,19 @@ class Ensemble(nn.Module):
         return _stack(run_modules(list(self.extractors), None, [x] * len(self), self.run), "features")
 
     def predict(self, x: Any) -> Tensor:
-        """Probabilities averaged over members, (B, C); in eval mode, whatever mode the ensemble is in."""
-        return self._log_probs(x).logsumexp(0).sub(math.log(len(self))).exp()
+        """Probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
+
+        In eval mode, whatever mode the ensemble is in.
+        """
+        log_p = self.member_log_probs(x).logsumexp(0).sub(math.log(len(self)))
+        return log_p.exp() if self.temperature is None else log_p.div(self.temperature).softmax(-1)
 
     def uncertainty(self, x: Any) -> Uncertainty:
-        """Total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode."""
-        log_p = self._log_probs(x)
+        """Total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode.
+
+        Of the members as they are: a temperature, which belongs to their average, is left out.
+        """
+        log_p = self.member_log_probs(x)
         p = log_p.double().exp()  # the difference of two entropies may be far smaller than each
         total = torch.special.entr(p.mean(0)).sum(-1)
         aleatoric = torch.special.entr(p).sum(-1).mean(0)
@@ -142,7 +163,8 @@ class Ensemble(nn.Module):
             return logits
         return _stack(run_modules([self.head] * len(self), None, features, self.run), "logits")
 
-    def _log_probs(self, x: Any) -> Tensor:
+    def member_log_probs(self, x: Any) -> Tensor:
+        """Log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
         with torch.no_grad(), evaluating(self):
             logits: Tensor = self(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

@@ -32,6 +32,18 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     _sync_folder(path.parent)
 
 
+def check_folder(folder: Path) -> None:
+    """Make a folder for results, or say why that cannot be done, before any work goes into them."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; give the name of a folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder} cannot be made ({error.strerror}); give another folder.") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--out {folder} cannot be written to; give another folder.")
+
+
 @contextlib.contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
     """A new folder for unfinished work, gone at the end; `clear_partials` removes it if the process is killed."""

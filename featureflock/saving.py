@@ -61,6 +61,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
         "weights": {"file": weights, "sha256": hashlib.sha256(data).hexdigest()},
         "modules": modules,
         "undescribed": undescribed,
+        "temperature": ens.temperature,
         "state": state,
         "tensors": {key: {"stride": _stride(t), "requires_grad": t.requires_grad} for key, t in writer.tensors.items()},
     }
@@ -85,6 +86,7 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
     index, tensors = _read(folder)
     if into is not None:
         _fill(into, {name: tensors[key] for name, key in index["state"].items()}, folder)
+        into.temperature = index.get("temperature")
         return into
     if index["modules"] is None:
         raise ValueError(

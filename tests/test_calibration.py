@@ -16,7 +16,7 @@ from featureflock.evaluation import calibration
 
 
 def nll_at(log_p, y, temperature):
-    return ev.nll((log_p / temperature).log_softmax(-1), y)
+    return ev.scores((log_p / temperature).log_softmax(-1), y).nll
 
 
 def by_scipy(log_p, y):

@@ -26,7 +26,7 @@ def test_agree_with_scikit_learn(c):
     log_p, y = draw(c=c)
     p, classes = log_p.exp(), np.arange(c)
     assert ev.accuracy(p, y) == pytest.approx(accuracy_score(y, p.argmax(1)), abs=1e-15)
-    assert ev.nll(log_p, y) == pytest.approx(log_loss(y, p.numpy(), labels=classes), abs=1e-12)
+    assert ev.nll(p, y) == pytest.approx(log_loss(y, p.numpy(), labels=classes), abs=1e-12)
     brier = brier_score_loss(y, p.numpy(), labels=classes, scale_by_half=False)
     assert ev.brier(p, y) == pytest.approx(brier, abs=1e-12)
 
@@ -74,7 +74,7 @@ def test_average_is_the_log_of_the_mean_probability():
 def test_scores_are_the_single_metrics():
     log_p, y = draw()
     p = log_p.exp()
-    assert ev.scores(log_p, y) == pytest.approx((ev.accuracy(p, y), ev.nll(log_p, y), *(m(p, y) for m in METRICS[1:])))
+    assert ev.scores(log_p, y) == pytest.approx((ev.accuracy(p, y), ev.nll(p, y), *(m(p, y) for m in METRICS[1:])))
     assert ev.scores(log_p, y)._fields == ("accuracy", "nll", "brier", "ece", "aurc")
 
 
@@ -96,7 +96,7 @@ def test_mean_scores():
 def test_known_values():
     p, y = rows([0.5, 0.25, 0.25], [0.1, 0.8, 0.1]), torch.tensor([0, 2])
     assert ev.accuracy(p, y) == 0.5
-    assert ev.nll(p.log(), y) == pytest.approx((math.log(2) + math.log(10)) / 2)
+    assert ev.nll(p, y) == pytest.approx((math.log(2) + math.log(10)) / 2)
     assert ev.brier(p, y) == pytest.approx(((0.25 + 0.0625 + 0.0625) + (0.01 + 0.64 + 0.81)) / 2)
     assert ev.ece(p, y) == pytest.approx((abs(0.5 - 1) + abs(0.8 - 0)) / 2)  # one in a bin
     assert ev.ece(p, y, bins=1) == pytest.approx(abs(0.65 - 0.5))
@@ -135,17 +135,17 @@ def test_perfect_and_worst_predictions():
     y = torch.arange(6) % 3
     perfect = torch.nn.functional.one_hot(y, 3).double()
     assert [m(perfect, y) for m in METRICS] == [1, 0, 0, 0]
-    assert str(ev.nll(perfect.log(), y)) == "0.0"
+    assert str(ev.nll(perfect, y)) == "0.0"
     worst = perfect.roll(1, -1)
     assert [m(worst, y) for m in METRICS] == [0, 2, 1, 1]
-    assert ev.nll(worst.log(), y) == math.inf
+    assert ev.nll(worst, y) == math.inf
 
 
 def test_uniform_predictions():
     y = torch.arange(8) % 4
     p = torch.full((8, 4), 0.25)
     assert ev.accuracy(p, y) == 0.25  # the first of equals
-    assert ev.nll(p.log(), y) == pytest.approx(math.log(4))
+    assert ev.nll(p, y) == pytest.approx(math.log(4))
     assert ev.brier(p, y) == pytest.approx(0.75)
     assert ev.ece(p, y) == pytest.approx(0)
     assert ev.aurc(p, y) == pytest.approx(0.75)
@@ -154,7 +154,7 @@ def test_uniform_predictions():
 def test_nll_is_finite_where_probabilities_underflow():
     log_p = torch.tensor([[0.0, 1000.0]]).log_softmax(-1)
     assert log_p.exp()[0, 0] == 0
-    assert ev.nll(log_p, torch.tensor([0])) == pytest.approx(1000)
+    assert ev.scores(log_p, torch.tensor([0])).nll == pytest.approx(1000)
 
 
 def test_probabilities_that_round_above_one():
@@ -249,7 +249,7 @@ P, Y = rows([0.5, 0.5], [0.1, 0.9]), torch.tensor([0, 1])
         (P, torch.tensor([0, -1]), "labels must be from 0 to 1 for 2 classes; got -1"),
     ],
 )
-@pytest.mark.parametrize("metric", [*METRICS, ev.reliability, ev.risk_coverage])
+@pytest.mark.parametrize("metric", [*METRICS, ev.nll, ev.reliability, ev.risk_coverage])
 def test_bad_input_is_refused(metric, probs, labels, message):
     with pytest.raises(ValueError, match=message):
         metric(probs, labels)
@@ -257,7 +257,7 @@ def test_bad_input_is_refused(metric, probs, labels, message):
 
 def test_logits_are_not_taken_for_log_probabilities():
     with pytest.raises(ValueError, match=r"exp\(log_probs\) must sum to 1 over the classes; example 0 sums to 2"):
-        ev.nll(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+        ev.scores(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match="example 0 of member 1 sums to 2"):
         ev.average(torch.tensor([[[0.5, 0.5]], [[1.0, 1.0]]]).log())
     with pytest.raises(ValueError, match="log_probs must be numbers; example 0 holds NaN"):

@@ -1,6 +1,5 @@
 """featureflock demo: a comparison that needs nothing but a minute."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from featureflock.demo import METHODS, Settings, compare
 from featureflock.demo_report import summarise, tables, verdict, write_report
+from featureflock.files import check_folder
 
 
 def main(args: list[str]) -> None:
@@ -30,11 +30,7 @@ def demo(
         settings: What to train.
         out: Folder for the report, its pictures and results.json.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; give the name of a folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    if not os.access(out, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written to; give another folder.")
+    check_folder(out)
     console = Console()
     console.print(
         f"Two-view digits: {len(METHODS)} methods × {settings.seeds} seeds, {settings.members} members, "

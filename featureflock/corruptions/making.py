@@ -26,7 +26,7 @@ from featureflock.data.download import Progress, silent
 
 _TASK = 500
 """Pictures that a process makes at a time."""
-_ALGORITHM = 1
+ALGORITHM = 1
 """To be raised when the same seed gives other bytes than before."""
 
 Task = tuple[str, int, int, int]
@@ -50,7 +50,7 @@ def make_set(
     `workers` processes share the work, by default one for each core; how many does not change a byte. `progress` is
     told the number of pictures, those of files that were there included.
     """
-    about = {"algorithm": _ALGORITHM, "seed": seed, "data": _digest(images, labels), "source": "made by featureflock"}
+    about = {"algorithm": ALGORITHM, "seed": seed, "data": _digest(images, labels), "source": "made by featureflock"}
     corrupt(images[:0], CORRUPTIONS[0], 1, seed=seed, indices=np.zeros(0, np.int64))  # pictures and seed are in order
     origins = {name: frost_source() if name == "frost" else "" for name in _names(corruptions)}
     plan = Plan(folder, len(images), images.shape[1:], origins, _checked(severities), about)

@@ -14,6 +14,7 @@ from featureflock.data.datasets import (
 )
 from featureflock.data.examples import Batch, Examples, InMemory, Scale, content_digest
 from featureflock.data.getting import get
+from featureflock.data.input_format import InputFormat
 from featureflock.data.randomness import permutation, random_bits
 from featureflock.data.streamed import Reader, Streamed, from_dataset
 from featureflock.data.two_view_digits import TwoViewDigits, two_view_digits
@@ -30,6 +31,7 @@ __all__ = [
     "FashionMNIST",
     "ImageFolder",
     "InMemory",
+    "InputFormat",
     "OwnData",
     "Reader",
     "Scale",

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from featureflock.data.cache import load
+from featureflock.data.class_names import DIGITS
 from featureflock.data.examples import Examples, InMemory, Scale, take, unit_scale
 from featureflock.data.folders import read_tree
+from featureflock.data.published import SETS
 from featureflock.data.randomness import permutation
 from featureflock.data.streamed import from_dataset
 from featureflock.data.two_view_digits import two_view_digits
@@ -30,6 +32,8 @@ class Splits:
     test: Examples
     classes: int
     validation: Examples | None = None
+    names: tuple[str, ...] = ()
+    """Of the classes, where they have any."""
 
     def divided(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """With `validation` examples held out of the training set, and of the rest only `subset` kept.
@@ -65,19 +69,22 @@ class Digits(DataSet):
     """1: single scans, 8 × 8 (1,200 to train on). 2: two scans of one digit side by side, 8 × 16."""
 
     def load(self) -> Splits:
-        scale = Scale((0.0,), (16.0,))
         if self.views == 2:
             pairs = two_view_digits()
             x_train, x_test = ((16 * x).to(torch.uint8)[:, None] for x in (pairs.x_train, pairs.x_test["clean"]))
-            return Splits(
-                InMemory(x_train, pairs.y_train, scale=scale), InMemory(x_test, pairs.y_test, scale=scale), 10
-            )
+            return _digits(x_train, pairs.y_train, x_test, pairs.y_test)
         from sklearn.datasets import load_digits  # takes a second, which other data need not wait for
 
         images, labels = load_digits(return_X_y=True)
         order = permutation(len(labels), 0)
         x, y = torch.from_numpy(images).to(torch.uint8).view(-1, 1, 8, 8)[order], torch.from_numpy(labels)[order]
-        return Splits(InMemory(x[:1200], y[:1200], scale=scale), InMemory(x[1200:], y[1200:], scale=scale), 10)
+        return _digits(x[:1200], y[:1200], x[1200:], y[1200:])
+
+
+def _digits(x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor) -> Splits:
+    scale = Scale((0.0,), (16.0,))
+    train, test = (InMemory(x, y, scale=scale, white=16) for x, y in ((x_train, y_train), (x_test, y_test)))
+    return Splits(train, test, 10, names=DIGITS)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,6 @@ class _Downloaded(DataSet):
     """A published data set of small pictures from the cache."""
 
     cached: ClassVar[str]
-    classes: ClassVar[int]
     scale: ClassVar[Scale]
 
     padding: int = 4
@@ -96,7 +102,10 @@ class _Downloaded(DataSet):
     def load(self) -> Splits:
         arrays = load(self.cached)
         train = InMemory(arrays.train_x, arrays.train_y, scale=self.scale, padding=self.padding, flip=self.flip)
-        return Splits(train, InMemory(arrays.test_x, arrays.test_y, scale=self.scale), self.classes)
+        facts = SETS[self.cached]
+        return Splits(
+            train, InMemory(arrays.test_x, arrays.test_y, scale=self.scale), facts.classes, names=facts.class_names
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,6 @@ class CIFAR10(_Downloaded):
     """50,000 + 10,000 colour pictures of 32 × 32 in 10 classes. `featureflock data get cifar10` brings them."""
 
     cached = "cifar10"
-    classes = 10
     scale = unit_scale((0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784))
 
 
@@ -113,7 +121,6 @@ class CIFAR100(_Downloaded):
     """50,000 + 10,000 colour pictures of 32 × 32 in 100 classes. `featureflock data get cifar100` brings them."""
 
     cached = "cifar100"
-    classes = 100
     scale = unit_scale((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
@@ -122,7 +129,6 @@ class MNIST(_Downloaded):
     """60,000 + 10,000 handwritten digits of 28 × 28. `featureflock data get mnist` brings them."""
 
     cached = "mnist"
-    classes = 10
     scale = unit_scale((0.1307,), (0.3081,))
 
     padding: int = 0
@@ -134,7 +140,6 @@ class FashionMNIST(_Downloaded):
     """60,000 + 10,000 pictures of clothes, 28 × 28. `featureflock data get fashion-mnist` brings them."""
 
     cached = "fashion-mnist"
-    classes = 10
     scale = unit_scale((0.2860,), (0.3530,))
 
     padding: int = 2
@@ -157,7 +162,8 @@ class ImageFolder(DataSet):
 
     def load(self) -> Splits:
         workers = max(1, (cpu_count() or 1) - 1) if self.workers is None else self.workers
-        return Splits(*read_tree(self.folder, size=self.size, workers=workers))
+        train, test, names = read_tree(self.folder, size=self.size, workers=workers)
+        return Splits(train, test, len(names), names=tuple(names))
 
 
 @dataclass(frozen=True, eq=False)

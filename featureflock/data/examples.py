@@ -87,13 +87,21 @@ class InMemory(Examples):
         x, y: inputs and integer labels.
         scale: applied to a batch, after augmentation; None: bytes become numbers from 0 to 1, others stay as they are.
         padding, flip: augmentation of pictures (N, C, H, W) in training, as in `crop_and_flip`; 0 and False for none.
+        white: the byte that is white, for those who show pictures or corrupt them.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, *, scale: Scale | None = None, padding: int = 0, flip: bool = False
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        scale: Scale | None = None,
+        padding: int = 0,
+        flip: bool = False,
+        white: int = 255,
     ) -> None:
         self.x, self.labels, self.indices = x, checked_labels(y, len(x)), torch.arange(len(x))
-        self.scale, self.padding, self.flip = scale, padding, flip
+        self.scale, self.padding, self.flip, self.white = scale, padding, flip, white
         if (padding or flip) and x.ndim != 4:
             raise ValueError(f"Crops and flips need pictures (N, C, H, W); got inputs of shape {tuple(x.shape)}.")
         if x.is_floating_point() and not torch.isfinite(x).all():

@@ -36,8 +36,8 @@ _MARGIN = 256 / 224
 Box = tuple[float, float, float, float]
 
 
-def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Streamed, int]:
-    """Training and test pictures of a tree, and the number of classes."""
+def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Streamed, list[str]]:
+    """Training and test pictures of a tree, and the names of the classes."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}; give one that holds train/<class>/ and val/<class>/.")
     parts = []
@@ -54,7 +54,7 @@ def read_tree(folder: Path, *, size: int, workers: int) -> tuple[Streamed, Strea
     missing = [name for k, name in enumerate(train_classes) if k not in set(train.labels.tolist())]
     if missing:
         raise ValueError(f"{parts[0] / missing[0]} holds no pictures; add some or remove the folder.")
-    return train, test, len(train_classes)
+    return train, test, train_classes
 
 
 def class_names(part: Path) -> list[str]:
@@ -91,7 +91,7 @@ class PictureFiles(Reader):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
             with Image.open(os.path.join(self.folder, self.paths[index])) as file:
-                picture = _in_colour(file)
+                picture = in_colour(file)
         if draw is None:
             return _pixels(centre(picture, self.size, self.margin))
         keys = draw.seed, draw.epoch, index
@@ -130,7 +130,7 @@ def centre(picture: Image.Image, size: int, margin: float = _MARGIN) -> Image.Im
     return scaled.crop((left, top, left + size, top + size))
 
 
-def _in_colour(file: Image.Image) -> Image.Image:
+def in_colour(file: Image.Image) -> Image.Image:
     """In RGB with 8 bits; of 16 bits of grey Pillow would keep the lower end and clip the rest."""
     if file.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")

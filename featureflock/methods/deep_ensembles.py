@@ -21,6 +21,8 @@ from featureflock.methods.method import Method
 class DeepEnsembles(Method):
     """Independent networks, each trained by maximum likelihood."""
 
+    title = "Deep Ensembles"
+
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads)
 

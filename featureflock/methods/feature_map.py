@@ -19,6 +19,8 @@ from featureflock.rules import MAP
 class FeatureMAP(Method):
     """The prior on the features before a shared head, and nothing else."""
 
+    title = "feature-MAP"
+
     usual_members: ClassVar[int] = 1
 
     prior: Prior = Cauchy(5e-3)

@@ -16,6 +16,8 @@ from featureflock.priors import Cauchy, Prior
 class FeatureWGD(Repulsion, Method):
     """Particles are the features before a shared head."""
 
+    title = "feature-WGD"
+
     prior: Prior = Cauchy(1e-3)
     """Prior on each feature. This is the paper's for CIFAR-10; it has 5e-3 for CIFAR-100 and 2e-3 for ImageNet."""
 

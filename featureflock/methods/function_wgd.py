@@ -16,6 +16,8 @@ from featureflock.priors import Cauchy, Prior
 class FunctionWGD(Repulsion, Method):
     """Particles are the logits of members that share nothing."""
 
+    title = "function-WGD"
+
     prior: Prior = Cauchy(1e-6)
     """Prior on each logit; the paper's for CIFAR."""
 

@@ -28,6 +28,8 @@ Make = Callable[[], nn.Module]
 class Method(ABC):
     """A method of your own says how to put members together, and what to back-propagate."""
 
+    title: ClassVar[str] = "own method"
+    """What it is called in tables."""
     usual_members: ClassVar[int] = 10
 
     def build(

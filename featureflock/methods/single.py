@@ -16,6 +16,8 @@ from featureflock.methods.method import Method, mean_cross_entropy
 class Single(Method):
     """One network, trained by maximum likelihood."""
 
+    title = "Single"
+
     usual_members: ClassVar[int] = 1
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:

@@ -17,6 +17,8 @@ from featureflock.priors import Normal, Prior
 class WeightWGD(Repulsion, Method):
     """Particles are the weights of members that share nothing."""
 
+    title = "weight-WGD"
+
     prior: Prior = Normal(1e-3)
     """Prior on each weight, beside any weight decay of the optimiser; the paper's for CIFAR."""
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.data import Batch, Draw, Examples, Splits, permutation, random_bits
+from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
 from featureflock.ensemble import Ensemble
 from featureflock.particles import NotFinite
 from featureflock.provenance import provenance
@@ -75,7 +75,8 @@ def train(
         for text in (*notes, f"Computing on {setup}."):
             reporter.note(text)
         with run.writing():
-            run.begin(description, {**environment, "setup": setup.to_json(), "from_step": state.step})
+            inputs = InputFormat.of(splits).to_json()
+            run.begin(description, inputs, {**environment, "setup": setup.to_json(), "from_step": state.step})
             run.forget_metrics_from(state.epoch + 1)
         steps = math.ceil(len(splits.train) / recipe.batch)
         try:

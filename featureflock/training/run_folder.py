@@ -1,11 +1,13 @@
 """A run's folder, which says by itself what is in it:
 
 recipe.json        what was trained
+inputs.json        what its inputs look like, and the names of the classes
 environment.json   with what: versions, machine, commit, command; one entry for each time the run was started
 metrics.jsonl      one line an epoch
 checkpoints/       the last two
 ensemble/          the trained ensemble, for featureflock.load
 result.json        what it came to; there when the run is finished
+predictions/       what the members say of each test set that the run was evaluated on
 tensorboard/       the same curves for TensorBoard, if that is installed
 """
 
@@ -47,6 +49,10 @@ class RunFolder:
         return self.path / "ensemble"
 
     @property
+    def predictions(self) -> Path:
+        return self.path / "predictions"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -64,13 +70,13 @@ class RunFolder:
             return None
         if not resume:
             raise ValueError(f"{self} holds a run already; add --resume to go on with it, or give another folder.")
-        differing = differences(recipe, self._read("recipe.json"))
+        differing = differences(recipe, self.read("recipe.json"))
         if differing:
             raise ValueError(
                 f"{self} is a run of another recipe: {'; '.join(differing)}. Give the recipe that it was started with, "
                 "or another folder."
             )
-        return self._read("result.json") if (self.path / "result.json").exists() else None
+        return self.read("result.json") if (self.path / "result.json").exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -87,9 +93,10 @@ class RunFolder:
                     raise ValueError(f"{self} is being trained by another process; wait for it, or stop it.") from error
             yield
 
-    def begin(self, recipe: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write what is trained, and with what."""
+    def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Write what is trained, on what, and with what."""
         write_atomically(self.path / "recipe.json", _json(recipe))
+        write_atomically(self.path / "inputs.json", _json(inputs))
         try:
             before = json.loads((self.path / "environment.json").read_bytes())
         except (OSError, ValueError):
@@ -140,7 +147,8 @@ class RunFolder:
                 continue
         return lines
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
+        """What is in one of its JSON files."""
         try:
             return json.loads((self.path / name).read_bytes())
         except ValueError as error:

@@ -1,0 +1,57 @@
+"""Means over seeds, and differences between methods that share their seeds.
+
+    mean ± sd           x̄,  s = √(Σ (x_k − x̄)² / (m − 1))                        over m seeds
+    paired difference   d_k = a_k − b_k for each seed k,    d̄ ± t_{0.975, m−1} · s_d / √m
+
+Runs of one seed start from the same initial weights and see the data in the same order, so what they have in common
+falls out of the difference. The interval is Student's, at 95 %; it needs at least two seeds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scipy import stats
+
+LEVEL = 0.95
+
+
+class Mean(NamedTuple):
+    """Over seeds."""
+
+    mean: float
+    sd: float | None
+    """None for one seed."""
+    seeds: int
+
+
+class Difference(NamedTuple):
+    """Of a method from another, over the seeds that both have."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    """The 95 % confidence interval; None for one seed."""
+    seeds: int
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean and sample standard deviation."""
+    if not values:
+        raise ValueError("A mean needs at least one value; got none.")
+    m = len(values)
+    centre = math.fsum(values) / m
+    sd = math.sqrt(math.fsum((x - centre) ** 2 for x in values) / (m - 1)) if m > 1 else None
+    return Mean(centre, sd, m)
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Ours less theirs, both by seed, over the seeds they share; None if they share none."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    centre, sd, m = mean([ours[seed] - theirs[seed] for seed in seeds])
+    if sd is None:
+        return Difference(centre, None, None, m)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, m - 1)) * sd / math.sqrt(m)
+    return Difference(centre, centre - half, centre + half, m)

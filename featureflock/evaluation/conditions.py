@@ -1,0 +1,269 @@
+"""What an ensemble is tested on: the clean test set, its 15 corruptions × 5 severities, and unfamiliar inputs."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES, Name, corrupt, frost_source, open_set, read_imagenet_c
+from featureflock.corruptions.corrupting import known as known_corruption
+from featureflock.corruptions.making import ALGORITHM
+from featureflock.corruptions.sets import CorruptedSet, read_manifest
+from featureflock.data import Examples, InMemory, Splits, Streamed
+from featureflock.data.cache import cache_folder, load, look_up
+from featureflock.data.examples import take
+from featureflock.data.folders import read_classes
+from featureflock.data.published import SETS
+from featureflock.evaluation.pictures import altered, are_pictures, foreign, to_show
+
+CLEAN, VALIDATION = "clean", "validation"
+_SEED = 0
+"""Of the choice of examples, and of corruptions that are made here."""
+_CHOICE = 3
+"""Which random numbers are for what, as in data/datasets.py."""
+NOISE = "noise"
+_UNFAMILIAR = "unfamiliar-"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What to test on."""
+
+    examples: int | None = None
+    """So many examples of each test set only, as many of each class; by default all."""
+    corruptions: tuple[Name, ...] = CORRUPTIONS
+    """Only these corruptions of the test set. The flag without a name: none."""
+    severities: tuple[int, ...] = SEVERITIES
+    """Only these severities, of 1 to 5."""
+    corrupted: Path | None = None
+    """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default what
+    `featureflock data corrupt` keeps in the cache, and else corruptions made on the way."""
+    unfamiliar: tuple[str, ...] | None = None
+    """Other inputs to tell from familiar ones: noise, the name of a data set, or a folder of pictures. By default noise
+    and the data sets that are in the cache. The flag without a name: none."""
+    maps: int = 500
+    """Pictures whose class activation maps are compared, of the clean test set and of all corrupted ones together; 0
+    for none."""
+
+    def __post_init__(self) -> None:
+        for name in self.corruptions:
+            known_corruption(name)
+        wrong = [severity for severity in self.severities if severity not in SEVERITIES]
+        if wrong:
+            raise ValueError(f"severities must be among 1 to 5; got {wrong[0]}.")
+        if self.examples is not None and self.examples < 2:
+            raise ValueError(f"examples must be at least 2, so that temperatures can be fitted; got {self.examples}.")
+        if self.maps < 0:
+            raise ValueError(f"maps must be at least 0; got {self.maps}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """One test set."""
+
+    name: str
+    """As its file of predictions is called: clean, fog-3, unfamiliar-mnist."""
+    identity: str
+    """What tells whether two conditions of one name are the same."""
+    positions: Tensor
+    """Which examples of the set are used."""
+    load: Callable[[Tensor], Examples]
+    """The examples at these positions."""
+
+    @property
+    def is_unfamiliar(self) -> bool:
+        return self.name.startswith(_UNFAMILIAR)
+
+    @property
+    def is_corrupted(self) -> bool:
+        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar
+
+
+def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
+    return Condition(CLEAN, splits.test.digest(), _chosen(splits.test, protocol), splits.test.select)
+
+
+def validation(splits: Splits) -> Condition | None:
+    """The examples that were held out of training, if any were."""
+    held_out = splits.validation
+    if held_out is None:
+        return None
+    return Condition(VALIDATION, held_out.digest(), torch.arange(len(held_out)), held_out.select)
+
+
+def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str], None]) -> Iterator[Condition]:
+    """The corrupted test sets; `name` is that of the data set's class. Says what they are made from."""
+    test, wanted = splits.test, [(c, s) for c in protocol.corruptions for s in protocol.severities]
+    if not wanted:
+        return
+    if isinstance(test, Streamed):
+        yield from _imagenet_c(splits, protocol, wanted, say)
+        return
+    if not isinstance(test, InMemory) or not are_pictures(test):
+        say("Without corruptions: they are for pictures in bytes.")
+        return
+    positions, digest = _chosen(test, protocol), test.digest()
+    folders = [protocol.corrupted] if protocol.corrupted is not None else _cached(name)
+    held = [open_set(folder) for folder in folders]
+    for one in held:
+        if not torch.equal(one.labels, test.labels):
+            raise ValueError(f"{one.folder / 'labels.npy'} has not the labels of the test set; is it of another set?")
+    made: list[str] = []
+    for corruption, severity in wanted:
+        label = f"{corruption}-{severity}"
+        there = next((h for h in held if corruption in h.corruptions and severity in h.severities), None)
+        if there is not None:
+            identity = f"{digest} {_identity(there, corruption, severity)}"
+            yield Condition(label, identity, positions, partial(_read, there, corruption, severity, test))
+        else:
+            made.append(corruption)
+            identity = f"{digest} {_recipe(corruption, severity, _SEED, ALGORITHM, _origin(corruption))}"
+            yield Condition(label, identity, positions, partial(_made, test, corruption, severity))
+    for one in held:
+        say(f"Corrupted test sets: {one.source}, in {one.folder}.")
+    if made:
+        which = "all" if len(set(made)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(made))
+        frost = f"; frost is made from {frost_source()}" if "frost" in made else ""
+        say(f"Corruptions made on the way (seed {_SEED}): {which}{frost}.")
+        if SETS.get(_published_name(name)) is not None and test.shape[0] == 3:
+            say(f"To make them once for all runs: featureflock data corrupt {_published_name(name)}")
+
+
+def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condition]:
+    """Inputs that are of no class; `name` is that of the data set's class."""
+    test = splits.test
+    if not isinstance(test, InMemory | Streamed) or not are_pictures(test):
+        if protocol.unfamiliar:
+            raise ValueError("Unfamiliar inputs are for data of pictures; leave --unfamiliar out.")
+        return
+    count = len(test) if protocol.examples is None else min(protocol.examples, len(test))
+    if protocol.unfamiliar is not None:
+        chosen = list(dict.fromkeys(protocol.unfamiliar))
+    else:
+        chosen = [NOISE, *(each for each in SETS if _is_cached(each) and each != _published_name(name))]
+    for each in chosen:
+        if each == NOISE:
+            identity = f"noise {count} {test.shape}"
+            yield Condition(f"{_UNFAMILIAR}{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
+        elif each in SETS:
+            arrays = load(each)
+            other = InMemory(arrays.test_x, arrays.test_y)
+            positions = take(other, min(count, len(other)), _SEED, _CHOICE)[0]
+            identity = f"{arrays.digest} {test.shape}"
+            yield Condition(f"{_UNFAMILIAR}{each}", identity, positions, partial(_other, other, test))
+        elif Path(each).expanduser().is_dir():
+            folder = Path(each).expanduser()
+            pictures = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0)
+            positions = take(pictures, min(count, len(pictures)), _SEED, _CHOICE)[0]
+            identity = f"{folder.absolute()} {pictures.digest()} {test.shape}"
+            yield Condition(f"{_UNFAMILIAR}{folder.name}", identity, positions, partial(_other, pictures, test))
+        else:
+            raise ValueError(
+                f"There are no unfamiliar inputs {each!r}: give {NOISE}, one of {', '.join(SETS)}, or a folder of "
+                "pictures."
+            )
+
+
+def _chosen(examples: Examples, protocol: Protocol) -> Tensor:
+    if protocol.examples is None:
+        return torch.arange(len(examples))
+    if protocol.examples > len(examples):
+        raise ValueError(f"examples must be at most {len(examples)}, as many as there are; got {protocol.examples}.")
+    return take(examples, protocol.examples, _SEED, _CHOICE)[0]
+
+
+def _imagenet_c(
+    splits: Splits, protocol: Protocol, wanted: list[tuple[Name, int]], say: Callable[[str], None]
+) -> Iterator[Condition]:
+    test = splits.test
+    if protocol.corrupted is None:
+        say("Without corruptions: for pictures in files give the folder of ImageNet-C, --corrupted FOLDER.")
+        return
+    assert isinstance(test, Streamed)
+    for corruption, severity in wanted:
+        examples = read_imagenet_c(
+            protocol.corrupted,
+            corruption,
+            severity,
+            classes=splits.names,
+            size=test.shape[-1],
+            workers=test.workers,
+        )
+        examples.scale = test.scale
+        identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.digest()}"
+        yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select)
+    say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
+
+
+def _made(test: InMemory, corruption: Name, severity: int, positions: Tensor) -> InMemory:
+    indices = test.indices[positions].numpy()
+    return altered(
+        test.select(positions), lambda pictures: corrupt(pictures, corruption, severity, seed=_SEED, indices=indices)
+    )
+
+
+def _read(held: CorruptedSet, corruption: str, severity: int, test: InMemory, positions: Tensor) -> InMemory:
+    x = torch.from_numpy(held.pictures(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
+    if x.shape[1:] != test.x.shape[1:]:
+        raise ValueError(f"{held.folder} holds pictures of shape {tuple(x.shape[1:])}, not {tuple(test.x.shape[1:])}.")
+    return InMemory(x, test.labels[positions], scale=test.scale)
+
+
+def _other(other: Examples, test: Examples, positions: Tensor) -> InMemory:
+    return foreign(to_show(other.select(positions)), test)
+
+
+def _noise(test: Examples, count: int, positions: Tensor) -> InMemory:
+    height, width = test.shape[1:]
+    generator = torch.Generator().manual_seed(_SEED)
+    pictures = torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
+    return foreign(pictures[positions].numpy(), test)
+
+
+def _cached(name: str) -> list[Path]:
+    """Folders of corrupted sets in the cache: the published one, if it was copied there, goes first."""
+    base = cache_folder() / f"{_published_name(name)}-c"
+    candidates = (base.with_name(f"{base.name}-published"), base)
+    return [folder for folder in candidates if _has_files(folder)]
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        open_set(folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_cached(name: str) -> bool:
+    try:
+        return look_up(name) is not None
+    except ValueError:  # damaged
+        return False
+
+
+def _published_name(name: str) -> str:
+    """CIFAR10 → cifar10."""
+    return {"FashionMNIST": "fashion-mnist"}.get(name, name.lower())
+
+
+def _identity(held: CorruptedSet, corruption: str, severity: int) -> str:
+    """The same for a set that was made beforehand and for one that would be made now."""
+    manifest = read_manifest(held.folder)
+    if manifest is not None and "algorithm" in manifest:
+        origin = manifest["files"][f"{corruption}.npy"]["from"]
+        return _recipe(corruption, severity, manifest["seed"], manifest["algorithm"], origin)
+    stat = (held.folder / f"{corruption}.npy").stat()
+    return json.dumps([corruption, severity, stat.st_size, stat.st_mtime_ns])
+
+
+def _recipe(corruption: str, severity: int, seed: int, algorithm: int, origin: str) -> str:
+    return json.dumps([corruption, severity, seed, algorithm, origin])
+
+
+def _origin(corruption: str) -> str:
+    return frost_source() if corruption == "frost" else ""

@@ -1,0 +1,148 @@
+"""From folders of runs to one dictionary of results: predictions where they are missing, then metrics, then means."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featureflock.data import DataSet, Splits
+from featureflock.evaluation import conditions as test_sets
+from featureflock.evaluation.conditions import Condition, Protocol
+from featureflock.evaluation.maps import KeptMaps, Which, can_map, has_maps, map_pictures, pictures_to_map, read_maps
+from featureflock.evaluation.measuring import compare, measure_run
+from featureflock.evaluation.pictures import are_pictures
+from featureflock.evaluation.predictions import Predictor, Tick, is_kept, predict
+from featureflock.evaluation.runs import Setting, TrainedRun, read_run, settings
+from featureflock.provenance import provenance
+from featureflock.training.engine import Engine
+
+Progress = Callable[[int, int, str], None]
+"""Is told how many examples are done, of how many, and what is being done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `evaluate` gives."""
+
+    results: dict[str, Any]
+    """All numbers, as they go into results.json."""
+    settings: list[Setting]
+    splits: Splits
+    conditions: list[Condition]
+    """The clean test set first."""
+    mapped: dict[Which, list[Condition]]
+    """The pictures whose class activation maps were computed, if any."""
+
+    def maps(self, run: TrainedRun, which: Which = "clean") -> KeptMaps | None:
+        """A run's class activation maps, if it has any."""
+        return read_maps(run, which, self.mapped[which]) if which in self.mapped else None
+
+
+def evaluate(
+    runs: Sequence[Path | str],
+    protocol: Protocol = Protocol(),
+    *,
+    data: DataSet | None = None,
+    engine: Engine = Engine(),
+    progress: Progress = lambda done, total, what: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Evaluation:
+    """Measure runs on everything there is, and compare them.
+
+    Args:
+        runs: folders of finished runs, of one data set: methods × seeds. Runs that differ by their seed alone are
+            averaged; differences from Deep Ensembles are paired by seed.
+        protocol: what to test on.
+        data: the data set, where the runs were trained on data of your own.
+        engine: how to compute; only device, memory format and `run` matter here.
+        progress, say: told what happens meanwhile.
+
+    Predictions are kept beside each run, so that nothing is computed twice.
+    """
+    if not runs:
+        raise ValueError("Give at least one run to evaluate.")
+    trained = [read_run(folder) for folder in runs]
+    rows = settings(trained)
+    splits, name = _splits(trained, data)
+    conditions = [
+        test_sets.clean(splits, protocol),
+        *test_sets.corrupted(splits, name, protocol, say),
+        *test_sets.unfamiliar(splits, name, protocol),
+    ]
+    mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
+    predictors = [Predictor(run, engine) for run in trained]
+    _carry_out(_missing(predictors, conditions, mapped), progress)
+    measured = {str(run): measure_run(run, conditions, mapped) for run in trained}
+    results = {
+        "data": name,
+        "classes": splits.classes,
+        "class_names": list(splits.names),
+        "examples": len(conditions[0].positions),
+        "conditions": [condition.name for condition in conditions],
+        "runs": list(measured.values()),
+        "settings": compare(rows, measured),
+        "provenance": provenance(),
+    }
+    return Evaluation(results, rows, splits, conditions, mapped)
+
+
+def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
+    """The data that all runs were trained on, and the name of their class."""
+    if data is not None:
+        return data.load(), type(data).__name__
+    first, *others = ({key: run.recipe["data"].get(key) for key in run.recipe["data"]} for run in runs)
+    splits = runs[0].data().load()
+    for run, other in zip(runs[1:], others, strict=True):
+        if other != first and run.data().load().test.digest() != splits.test.digest():
+            raise ValueError(
+                f"{runs[0]} was trained on {first['class']} and {run} on {other['class']}, which have other test sets; "
+                "evaluate them apart."
+            )
+    return splits, str(first["class"])
+
+
+class _Job(NamedTuple):
+    """Something to compute and keep."""
+
+    what: str
+    size: int
+    """In examples."""
+    do: Callable[[Tick], None]
+
+
+def _missing(
+    predictors: list[Predictor], conditions: list[Condition], mapped: dict[Which, list[Condition]]
+) -> list[_Job]:
+    jobs = []
+    for predictor in predictors:
+        name = predictor.run.folder.path.name
+        for condition in conditions:
+            if not is_kept(predictor.run, condition):
+                do = partial(predict, predictor, condition)
+                jobs.append(_Job(f"{name}: {condition.name}", len(condition.positions), do))
+        for which, chosen in mapped.items():
+            if not has_maps(predictor.run, which, chosen) and can_map(predictor):
+                size = sum(len(condition.positions) for condition in chosen)
+                jobs.append(_Job(f"{name}: maps, {which}", size, partial(map_pictures, predictor, which, chosen)))
+    return jobs
+
+
+def _carry_out(jobs: list[_Job], progress: Progress) -> None:
+    total, before, finished = sum(job.size for job in jobs), 0, 0
+    try:
+        for job in jobs:
+            done = before
+            progress(done, total, job.what)
+
+            def tick(more: int, what: str = job.what) -> None:
+                nonlocal done
+                done += more
+                progress(done, total, what)
+
+            job.do(tick)
+            before, finished = before + job.size, finished + 1  # also those that cannot be read
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(
+            f"stopped; {finished} of {len(jobs)} pieces of work are kept, and the same command goes on from there."
+        ) from interrupt

@@ -1,0 +1,212 @@
+"""All metrics of a run, from its predictions, and what several runs have in common.
+
+    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary` with a number for each metric
+    results["settings"]  one entry for runs that differ by their seed alone: mean ± sd of each number of the summary,
+                         and the differences from Deep Ensembles, paired by seed
+
+Accuracies, ECE and the like are shares from 0 to 1, NLL in nats. Metrics are those after temperature scaling with
+test-time cross-validation, unless they are called raw. Those of corrupted test sets are means over all of them: cA,
+cNLL, cBrier, cECE.
+
+Shapes: n members, B examples, C classes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
+from featureflock.evaluation.comparing import mean, paired_difference
+from featureflock.evaluation.conditions import Condition
+from featureflock.evaluation.dee import deep_ensemble_equivalent
+from featureflock.evaluation.diversity import member_diversity
+from featureflock.evaluation.maps import Which, likeness, read_maps
+from featureflock.evaluation.metrics import (
+    Reliability,
+    Scores,
+    average,
+    mean_scores,
+    member_accuracy,
+    reliability,
+    risk_coverage,
+    scores,
+)
+from featureflock.evaluation.ood import out_of_distribution
+from featureflock.evaluation.predictions import Predictions, read
+from featureflock.evaluation.runs import Setting, TrainedRun
+from featureflock.methods import DeepEnsembles
+
+_WINDOWS = 5
+"""Choices of members for each size of a smaller ensemble."""
+_POINTS = 50
+"""Of a risk-coverage curve."""
+
+
+def measure_run(
+    run: TrainedRun, conditions: Sequence[Condition], mapped: Mapping[Which, list[Condition]]
+) -> dict[str, Any]:
+    """All metrics of a run whose predictions are on the disk; the first condition is the clean test set."""
+    clean = read(run, conditions[0])
+    probs = clean.log_probs.double().exp()
+    corrupted: dict[str, dict[str, Any]] = {}
+    unfamiliar: dict[str, Any] = {}
+    for condition in conditions[1:]:
+        there = read(run, condition)
+        if condition.is_unfamiliar:
+            found = out_of_distribution(probs, there.log_probs.double().exp())
+            name = condition.name.removeprefix("unfamiliar-")
+            unfamiliar[name] = {measure: part._asdict() for measure, part in found._asdict().items()}
+        else:
+            corruption, _, severity = condition.name.rpartition("-")
+            corrupted.setdefault(corruption, {})[severity] = _scored(there)
+    entry: dict[str, Any] = {
+        "folder": run.folder.path.name,
+        "method": run.method,
+        "seed": run.seed,
+        "members": len(clean.log_probs),
+        "clean": _scored(clean) | _in_detail(clean),
+    }
+    if corrupted:
+        entry["corrupted"] = corrupted
+        entry["corrupted_mean"] = _mean_over_sets(corrupted)
+    if unfamiliar:
+        entry["unfamiliar"] = unfamiliar
+    there_are = {which: read_maps(run, which, chosen) for which, chosen in mapped.items()}
+    maps = {which: likeness(kept.maps) for which, kept in there_are.items() if kept is not None and len(kept.maps) > 1}
+    if maps:
+        entry["maps"] = maps
+    return entry | {
+        "summary": _summary(entry),
+        "training": run.result,
+        "recipe": run.recipe,
+        "environment": run.environment,
+    }
+
+
+def compare(rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means of the runs of each setting, differences from Deep Ensembles, and how many of their members it is worth.
+
+    The Deep Ensembles are the first among the settings. `measured` is what `measure_run` gives, by the run's folder.
+    """
+    baseline = next((row for row in rows if row.runs[0].method == DeepEnsembles.title), None)
+    curve = _likelihood_by_size([measured[str(run)] for run in baseline.runs]) if baseline is not None else {}
+    compared = []
+    for row in rows:
+        summaries = {run.seed: measured[str(run)]["summary"] for run in row.runs}
+        first = measured[str(row.runs[0])]
+        entry: dict[str, Any] = {
+            "title": row.title,
+            "method": row.runs[0].method,
+            "members": first["members"],
+            "runs": [first["folder"] for first in (measured[str(run)] for run in row.runs)],
+            "seeds": list(summaries),
+            "metrics": {key: mean([s[key] for s in summaries.values()])._asdict() for key in first["summary"]},
+        }
+        if baseline is not None and row is not baseline:
+            theirs = {run.seed: measured[str(run)]["summary"] for run in baseline.runs}
+            entry["against"] = baseline.title
+            entry["differences"] = _differences(summaries, theirs)
+        if curve:
+            worth = deep_ensemble_equivalent(-entry["metrics"]["nll"]["mean"], curve)
+            entry["deep_ensemble_equivalent"] = worth if math.isfinite(worth) else f"more than {max(curve)}"
+        compared.append(entry)
+    return compared
+
+
+def _scored(predictions: Predictions) -> dict[str, Any]:
+    log_p = average(predictions.log_probs)
+    found = calibrated(log_p, predictions.labels)
+    return {
+        "calibrated": found.scores._asdict(),
+        "raw": scores(log_p, predictions.labels)._asdict(),
+        "temperatures": list(found.temperatures),
+    }
+
+
+def _in_detail(clean: Predictions) -> dict[str, Any]:
+    """What is shown of the clean test set only."""
+    log_p, y, probs = average(clean.log_probs), clean.labels, clean.log_probs.double().exp()
+    temperature = fit_temperature(log_p, y)
+    detail: dict[str, Any] = {
+        "temperature": temperature,
+        "member_accuracy": member_accuracy(probs, y),
+        "reliability": {
+            "raw": _as_lists(reliability(log_p.exp(), y)),
+            "calibrated": _as_lists(reliability(tempered(log_p, temperature).exp(), y)),
+        },
+        "risk_coverage": _risk_coverage(log_p.exp(), y),
+        "by_size": _by_size(clean),
+    }
+    if len(probs) > 1:
+        detail["diversity"] = member_diversity(probs)._asdict()
+    return detail
+
+
+def _by_size(clean: Predictions) -> dict[str, Any]:
+    """Scores of ensembles of the first 1, 2, …, n members in a circle: the mean over up to 5 places to start at."""
+    n = len(clean.log_probs)
+    sizes = {}
+    for size in range(1, n + 1):
+        starts = [0] if size == n else sorted({k * n // min(n, _WINDOWS) for k in range(min(n, _WINDOWS))})
+        parts = [average(clean.log_probs[[(start + i) % n for i in range(size)]]) for start in starts]
+        found = [calibrated(part, clean.labels).scores for part in parts]
+        sizes[str(size)] = mean_scores(found)._asdict()
+    return sizes
+
+
+def _summary(entry: dict[str, Any]) -> dict[str, float]:
+    """A number for each metric."""
+    clean = entry["clean"]
+    summary: dict[str, float] = {**clean["calibrated"]}
+    summary |= {f"raw_{key}": clean["raw"][key] for key in ("nll", "brier", "ece")}
+    summary["temperature"] = clean["temperature"]
+    if "corrupted_mean" in entry:
+        of_sets = entry["corrupted_mean"]
+        summary |= {f"corrupted_{key}": value for key, value in of_sets["calibrated"].items()}
+        summary |= {f"raw_corrupted_{key}": of_sets["raw"][key] for key in ("nll", "brier", "ece")}
+    summary["member_accuracy"] = mean(clean["member_accuracy"]).mean
+    summary |= clean.get("diversity", {})
+    for which, key in (("clean", "map_similarity"), ("corrupted", "corrupted_map_similarity")):
+        if which in entry.get("maps", {}):
+            summary[key] = entry["maps"][which]["similarity"]
+    for name, measures in entry.get("unfamiliar", {}).items():
+        summary |= {f"auroc_{name}": measures["entropy"]["auroc"]}
+    return summary
+
+
+def _mean_over_sets(corrupted: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    sets = [part for by_severity in corrupted.values() for part in by_severity.values()]
+    return {kind: mean_scores([Scores(**part[kind]) for part in sets])._asdict() for kind in ("calibrated", "raw")}
+
+
+def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, Any]:
+    keys = [key for key in next(iter(ours.values())) if all(key in summary for summary in theirs.values())]
+    found = {
+        key: paired_difference({s: v[key] for s, v in ours.items()}, {s: v[key] for s, v in theirs.items()})
+        for key in keys
+    }
+    return {key: difference._asdict() for key, difference in found.items() if difference is not None}
+
+
+def _likelihood_by_size(entries: list[dict[str, Any]]) -> dict[int, float]:
+    """The calibrated log-likelihood by the number of members, mean over runs."""
+    sizes = entries[0]["clean"]["by_size"]
+    return {int(size): -mean([e["clean"]["by_size"][size]["nll"] for e in entries]).mean for size in sizes}
+
+
+def _risk_coverage(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """The curve at some of its points, evenly spread."""
+    curve = risk_coverage(probs, labels)
+    places = torch.linspace(0, len(labels) - 1, min(_POINTS, len(labels))).round().long()
+    return {"coverage": curve.coverage[places].tolist(), "risk": curve.risk[places].tolist()}
+
+
+def _as_lists(r: Reliability) -> dict[str, list[float | None]]:
+    """NaN, for bins without examples, becomes None: JSON has none."""
+    return {
+        name: [None if x != x else x for x in getattr(r, name).tolist()]
+        for name in ("edges", "count", "confidence", "accuracy")
+    }

@@ -1,0 +1,146 @@
+"""Each member's probabilities on each test set, computed once and kept beside the run.
+
+    RUN/predictions/<test set>.safetensors      log_probs float32 (n, B, C), labels (B,), positions (B,), asked (·)
+
+A file is written whole or not at all, so an interrupted evaluation goes on where it was. It holds good for the weights
+and the test set that it names; of more examples than are asked for, those that are asked for are used.
+
+Shapes: n members, B examples, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from featureflock.data import Examples
+from featureflock.ensemble import Ensemble
+from featureflock.evaluation.conditions import Condition
+from featureflock.evaluation.runs import TrainedRun
+from featureflock.files import clear_partials, write_atomically
+from featureflock.training.engine import Engine, Setup, set_up
+from featureflock.training.measuring import Diverged
+
+_FORMAT = "featureflock predictions 1"
+_BATCH = 256
+
+Tick = Callable[[int], None]
+"""Is told how many more examples are done."""
+
+
+class Predictions(NamedTuple):
+    log_probs: Tensor
+    """(n, B, C)."""
+    labels: Tensor
+    """(B,)."""
+    positions: Tensor
+    """Of the examples in their set, (B,), rising."""
+
+
+class Predictor:
+    """A run's ensemble, loaded when it is first needed."""
+
+    def __init__(self, run: TrainedRun, engine: Engine = Engine(), ens: Ensemble | None = None) -> None:
+        self.run, self.engine = run, engine
+        self._ens = ens
+        self._setup: Setup | None = None
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """In eval mode, on the device."""
+        self.setup  # noqa: B018 — prepares it
+        assert self._ens is not None
+        return self._ens
+
+    @property
+    def setup(self) -> Setup:
+        if self._setup is None:
+            ens = self.run.load_ensemble() if self._ens is None else self._ens
+            # What a run was trained in decides what it is: a network of bfloat16 products is tested with them.
+            precision = self.run.environment[-1]["setup"]["precision"]
+            self._setup = set_up(self.engine, precision, ens, lambda: 0.0)
+            self._ens = self._setup.prepare(ens).eval()
+        return self._setup
+
+    @torch.no_grad()
+    def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
+        """Of every member on examples; those that cannot be read are left out."""
+        ens, setup = self.ensemble, self.setup
+        order = list(torch.arange(len(examples)).split(_BATCH))
+        parts = []
+        for positions, batch in zip(order, examples.batches(order, torch.device(setup.device)), strict=True):
+            if batch.unreadable:
+                positions = positions[_readable(examples, positions)]
+            if len(batch.y):
+                with setup.computing(len(batch.y) == _BATCH):
+                    logits = ens(setup.inputs(batch.x))
+                parts.append(Predictions(logits.float().log_softmax(-1).cpu(), batch.y.cpu(), positions))
+            tick(len(positions))
+        if not parts:
+            raise OSError("None of the examples could be read, so nothing could be predicted.")
+        log_p, labels, positions = zip(*parts, strict=True)
+        log_probs = torch.cat(log_p, 1)
+        bad = (~torch.isfinite(log_probs)).any(-1).any(-1).nonzero()
+        if len(bad):
+            raise Diverged(f"The predictions of member {int(bad[0])} of {self.run} are not finite.")
+        return Predictions(log_probs, torch.cat(labels), torch.cat(positions))
+
+
+def is_kept(run: TrainedRun, condition: Condition) -> bool:
+    """Whether the disk has predictions of these weights on all these examples."""
+    asked = kept(run, condition.name, condition.identity, ("asked",))
+    return asked is not None and bool(torch.isin(condition.positions, asked["asked"]).all())
+
+
+def read(run: TrainedRun, condition: Condition) -> Predictions:
+    """The predictions that `predict` has kept."""
+    tensors = kept(run, condition.name, condition.identity, Predictions._fields)
+    if tensors is None:
+        raise ValueError(f"{run} has no predictions on {condition.name}; evaluate it first.")
+    wanted = torch.isin(tensors["positions"], condition.positions)
+    return Predictions(tensors["log_probs"][:, wanted], tensors["labels"][wanted], tensors["positions"][wanted])
+
+
+def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> None:
+    """Compute what members say of a condition, and keep it."""
+    log_probs, labels, places = predictor.log_probs(condition.load(condition.positions), tick)
+    tensors = {"log_probs": log_probs, "labels": labels, "positions": condition.positions[places]}
+    keep(predictor.run, condition.name, condition.identity, {**tensors, "asked": condition.positions.clone()})
+
+
+def keep(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) -> None:
+    """Write a file beside a run, whole or not at all."""
+    folder = run.folder.predictions
+    try:
+        folder.mkdir(exist_ok=True)
+        clear_partials(folder)
+        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, _about(run, identity)))
+    except OSError as error:
+        raise OSError(
+            f"{folder} could not be written to ({error.strerror or error}); what was written before is sound. Make "
+            "room or change its permissions, then give the command again."
+        ) from error
+
+
+def kept(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Tensors of a file beside a run; None if it is missing, damaged, of other weights, or of something else."""
+    try:
+        with safetensors.safe_open(run.folder.predictions / f"{name}.safetensors", "pt") as file:
+            if file.metadata() != _about(run, identity):
+                return None
+            return {each: file.get_tensor(each) for each in names}
+    except (OSError, safetensors.SafetensorError):
+        return None
+
+
+def _about(run: TrainedRun, identity: str) -> dict[str, str]:
+    return {"format": _FORMAT, "weights": run.weights, "condition": identity}
+
+
+def _readable(examples: Examples, positions: Tensor) -> Tensor:
+    """Whether each of these examples can be read, asked one by one."""
+    one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
+    return torch.tensor([len(batch.y) > 0 for batch in one_by_one])

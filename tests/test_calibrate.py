@@ -1,0 +1,122 @@
+"""featureflock.calibrate: the temperature of a user's own ensemble, used by predict and saved with it."""
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import nn
+from torch.testing import assert_close
+
+import featureflock as ff
+
+
+@pytest.fixture
+def ens():
+    torch.manual_seed(0)
+    return ff.Ensemble([nn.Sequential(nn.Linear(5, 8), nn.Tanh()) for _ in range(3)], nn.Linear(8, 4)).double()
+
+
+@pytest.fixture
+def batches(ens):
+    """Labels from probabilities that are flatter than the ensemble's."""
+    torch.manual_seed(1)
+    x = 3 * torch.randn(400, 5, dtype=torch.float64)
+    y = torch.multinomial(ens.predict(x).sqrt(), 1)[:, 0]
+    return list(zip(x.split(70), y.split(70), strict=True))
+
+
+def nll_at(ens, batches, temperature):
+    total, count = 0.0, 0
+    for x, y in batches:
+        log_p = ens.member_log_probs(x).exp().mean(0).log()
+        total -= (log_p / temperature).log_softmax(-1)[range(len(y)), y].sum().item()
+        count += len(y)
+    return total / count
+
+
+def test_it_is_the_minimum_of_the_likelihood(ens, batches):
+    found = ff.calibrate(ens, batches)
+    best = minimize_scalar(lambda t: nll_at(ens, batches, t), bounds=(0.05, 20), method="bounded").x
+    assert found == pytest.approx(best, rel=1e-4)
+    assert found > 1.2  # too sure, by construction
+    assert ens.temperature == found
+
+
+def test_predict_uses_it_and_keeps_the_labels(ens, batches):
+    x = batches[0][0]
+    before = ens.predict(x)
+    temperature = ff.calibrate(ens, batches)
+    after = ens.predict(x)
+    powered = before ** (1 / temperature)
+    assert_close(after, powered / powered.sum(-1, keepdim=True))
+    assert torch.equal(before.argmax(-1), after.argmax(-1))
+    ens.temperature = None
+    assert torch.equal(ens.predict(x), before)
+
+
+def test_uncertainty_and_members_are_left_alone(ens, batches):
+    x = batches[0][0]
+    before = ens.uncertainty(x)
+    ff.calibrate(ens, batches)
+    for a, b in zip(before, ens.uncertainty(x), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_calibrating_again_gives_the_same(ens, batches):
+    assert ff.calibrate(ens, batches) == ff.calibrate(ens, batches)
+
+
+def test_batching_does_not_matter(ens, batches):
+    whole = [tuple(torch.cat(part) for part in zip(*batches, strict=True))]
+    assert ff.calibrate(ens, batches) == pytest.approx(ff.calibrate(ens, whole), rel=1e-9)
+
+
+def test_a_data_loader_and_the_mode_of_the_ensemble(ens, batches):
+    x, y = (torch.cat(part) for part in zip(*batches, strict=True))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=64)
+    ens.train()
+    assert ff.calibrate(ens, loader) == pytest.approx(ff.calibrate(ens, batches), rel=1e-9)
+    assert ens.training
+
+
+def test_it_is_saved_and_loaded(ens, batches, tmp_path):
+    ff.save(ens, tmp_path / "raw")
+    assert ff.load(tmp_path / "raw").temperature is None
+    temperature = ff.calibrate(ens, batches)
+    ff.save(ens, tmp_path / "calibrated")
+    loaded = ff.load(tmp_path / "calibrated")
+    assert loaded.temperature == temperature
+    x = batches[0][0]
+    assert torch.equal(loaded.predict(x), ens.predict(x))
+
+
+def test_it_is_loaded_into_an_ensemble_that_json_cannot_describe(ens, batches, tmp_path):
+    temperature = ff.calibrate(ens, batches)
+    ens.extractors[0].odd = lambda: None
+    with pytest.warns(UserWarning, match="Saving weights only"):
+        ff.save(ens, tmp_path / "ens")
+    blank = ff.Ensemble([nn.Sequential(nn.Linear(5, 8), nn.Tanh()) for _ in range(3)], nn.Linear(8, 4)).double()
+    assert ff.load(tmp_path / "ens", into=blank).temperature == temperature
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_only_positive_finite_temperatures(ens, wrong):
+    with pytest.raises(ValueError, match="must be positive and finite, or None"):
+        ens.temperature = wrong
+
+
+def test_bad_data_are_refused_and_the_temperature_stays(ens, batches):
+    ens.temperature = 2.0
+    x, y = batches[0]
+    for loader, message in (
+        ([], "gave no batch"),
+        ([x], r"batches \(inputs, labels\)"),
+        ([(x, y.tolist())], r"batches \(inputs, labels\)"),
+        ([(x, y + 4)], "labels must be from 0 to 3"),
+        ([(x, y[:5])], "one for each example"),
+        ([(x * math.nan, y)], "not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ff.calibrate(ens, loader)
+        assert ens.temperature == 2.0

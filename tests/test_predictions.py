@@ -1,0 +1,163 @@
+"""Predictions: each member's, computed once, kept beside the run, and used only for what they are of."""
+
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from small_ensembles import train_small
+from torch.testing import assert_close
+
+import featureflock as ff
+from featureflock.data import Digits, Streamed
+from featureflock.data.streamed import Reader
+from featureflock.evaluation import Protocol
+from featureflock.evaluation import conditions as sets
+from featureflock.evaluation.conditions import Condition
+from featureflock.evaluation.predictions import Predictor, is_kept, predict, read
+from featureflock.evaluation.runs import read_run
+from featureflock.methods import DeepEnsembles
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_small(tmp_path_factory.mktemp("runs"), [DeepEnsembles()], [0], epochs=1)[0]
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return read_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return Digits().load()
+
+
+def test_they_are_what_the_members_say(run, splits):
+    condition = sets.clean(splits)
+    predict(Predictor(run), condition)
+    kept = read(run, condition)
+    (batch,) = splits.test.batches([torch.arange(len(splits.test))], torch.device("cpu"))
+    ens = ff.load(run.folder.ensemble).eval()
+    with torch.no_grad():
+        expected = ens(batch.x).log_softmax(-1)
+    assert_close(kept.log_probs, expected, atol=1e-5, rtol=0)
+    assert torch.equal(kept.labels, splits.test.labels)
+    assert_close(kept.log_probs.exp().mean(0), ens.predict(batch.x), atol=1e-6, rtol=0)
+
+
+def test_fewer_examples_are_taken_from_more_but_not_the_other_way(run, splits):
+    some, every = sets.clean(splits, Protocol(examples=50)), sets.clean(splits)
+    predict(Predictor(run), some)
+    assert is_kept(run, some)
+    assert not is_kept(run, every)
+    first = read(run, some)
+    predict(Predictor(run), every)
+    assert is_kept(run, some)
+    again = read(run, some)
+    assert torch.equal(again.positions, some.positions)
+    assert torch.equal(again.labels, first.labels)
+    assert_close(again.log_probs, first.log_probs, atol=1e-5, rtol=0)  # other batches, other rounding
+
+
+def test_other_weights_or_another_test_set_make_them_void(run, splits):
+    condition = sets.clean(splits)
+    predict(Predictor(run), condition)
+    other = Condition("clean", "another", condition.positions, condition.load)
+    assert not is_kept(run, other)
+    with pytest.raises(ValueError, match="has no predictions on clean; evaluate it first"):
+        read(run, other)
+    ens = ff.load(run.folder.ensemble)
+    with torch.no_grad():
+        next(ens.parameters()).add_(1)
+    ff.save(ens, run.folder.ensemble)
+    assert not is_kept(read_run(run.folder.path), condition)
+
+
+def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
+    condition = sets.clean(splits)
+    predict(Predictor(run), condition)
+    ens = ff.load(run.folder.ensemble)
+    ens.temperature = 2.0
+    ff.save(ens, run.folder.ensemble)
+    assert is_kept(read_run(run.folder.path), condition)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b)])
+def test_a_damaged_file_is_computed_again(run, splits, damage):
+    condition = sets.clean(splits)
+    predict(Predictor(run), condition)
+    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    assert not is_kept(run, condition)
+    predict(Predictor(run), condition)
+    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(run, splits):
+    run.folder.predictions.write_text("in the way")
+    with pytest.raises(OSError, match="predictions could not be written to"):
+        predict(Predictor(run), sets.clean(splits, Protocol(examples=10)))
+
+
+def test_what_fails_half_way_leaves_nothing_behind(run, splits):
+    condition = sets.clean(splits)
+
+    def fail(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(Predictor(run), condition, fail)
+    assert not run.folder.predictions.exists()
+
+
+def test_members_that_are_not_finite_are_named(run, splits):
+    ens = ff.load(run.folder.ensemble)
+    with torch.no_grad():
+        for p in ens.extractors[1].parameters():
+            p.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="predictions of member 1 of .* are not finite"):
+        Predictor(run, ens=ens).log_probs(splits.test)
+
+
+class Scans(Reader):
+    """Digits of which some cannot be read."""
+
+    def __init__(self, x, broken):
+        self.x, self.broken = x, broken
+
+    def read(self, index, draw):
+        if index in self.broken:
+            raise OSError("broken")
+        return self.x[index]
+
+    def name(self, index):
+        return f"scan {index}"
+
+    def digest(self):
+        return "scans"
+
+
+def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
+    test = splits.test
+    streamed = Streamed(Scans(test.x, {3, 300, 301}), test.labels, scale=test.scale)
+    condition = Condition("streamed", "scans", torch.arange(len(test)), streamed.select)
+    predict(Predictor(run), condition)
+    assert is_kept(run, condition)
+    kept = read(run, condition)
+    assert sorted(set(range(len(test))) - set(kept.positions.tolist())) == [3, 300, 301]
+    assert torch.equal(kept.labels, test.labels[kept.positions])
+    whole = Predictor(run).log_probs(test).log_probs
+    assert_close(kept.log_probs, whole[:, kept.positions], atol=1e-5, rtol=0)
+
+
+def test_the_file_says_what_it_is(run, splits):
+    condition = sets.clean(splits, Protocol(examples=20))
+    predict(Predictor(run), condition)
+    path = run.folder.predictions / "clean.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    assert tensors["log_probs"].shape == (3, 20, 10)
+    assert tensors["log_probs"].dtype == torch.float32
+    assert_close(tensors["log_probs"].exp().sum(-1), torch.ones(3, 20))
