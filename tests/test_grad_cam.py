@@ -378,8 +378,7 @@ def test_the_grid_has_each_view_at_its_place():
     assert above[0, 2, 0] > above[0, 0, 0] + 48, "and the third below the first"
     assert (below[:, :, 1] == above[:2, :, 1]).all(), "a member has its column in each band"
     assert below[:, :, 0].min() > above[:, :, 0].max() + 48
-    darkest = grid.astype(int).sum(-1).min(1)
-    assert (darkest[: above[0, 0, 0]] < 200).any(), "there is a title"
+    assert (grid[: above[0, 0, 0]].astype(int).sum(-1) < 200).any(), "there is a title"
 
 
 def test_a_grid_refuses_what_does_not_fit():
