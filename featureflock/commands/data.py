@@ -13,7 +13,15 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from featureflock.corruptions import CORRUPTIONS, SEVERITIES, copy_set, frost_source, make_set, open_set
+from featureflock.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    copy_set,
+    folders_with_sets,
+    frost_source,
+    make_set,
+    open_set,
+)
 from featureflock.data import cache
 from featureflock.data.download import Progress
 from featureflock.data.getting import get as get_data
@@ -43,7 +51,7 @@ def main(args: list[str]) -> None:
 
 @app.command(name="list")
 def list_sets() -> None:
-    """Show the data sets: what they are, whether they are here, and how to get them."""
+    """Show the data sets: what they are, whether they are here, how to get them; and corrupted ones in the cache."""
     console = _console()
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("name", "pictures", "here"):
@@ -62,11 +70,30 @@ def list_sets() -> None:
                 pictures, here = f"{held.train:,} + {held.test:,}", f"{held.size / 1e6:,.1f} MB"
                 what, source = facts.what if held.published else f"not the published {facts.title}", held.source
         table.add_row(name, pictures, here, what, source)
+    table.add_section()
+    for folder in folders_with_sets(cache.cache_folder()):
+        table.add_row(folder.name, *_corrupted(folder))
     console.print(table)
     console.print("To get one: featureflock data get NAME, or featureflock data get NAME --from FOLDER", soft_wrap=True)
+    console.print("To corrupt the test pictures of one: featureflock data corrupt NAME", soft_wrap=True)
     console.print(
         f"They are kept in {cache.cache_folder()}; set {cache.VARIABLE} to keep them elsewhere.", soft_wrap=True
     )
+
+
+def _corrupted(folder: Path) -> tuple[str, str, str, str]:
+    """Pictures, size, what and from where, of a corrupted set; by the headers of its files."""
+    try:
+        held = open_set(folder)
+        count = sum(len(held.pictures(name, s)) for name in held.corruptions for s in held.severities)
+    except FileNotFoundError:
+        return "0", "unfinished", "a corrupted test set", ""
+    except ValueError:
+        return "?", "damaged", "a corrupted test set", ""
+    size = sum((folder / f"{name}.npy").stat().st_size for name in held.corruptions)
+    names = f"{len(held.corruptions)} corruptions" if len(held.corruptions) > 1 else held.corruptions[0]
+    what = f"{names}, severities {' '.join(map(str, held.severities))}"
+    return f"{count:,}", f"{size / 1e6:,.1f} MB", what, held.source
 
 
 @app.command

@@ -4,6 +4,7 @@ What picture `index` becomes is a function of (seed, corruption, severity, index
 whatever else is in the batch, and whichever process it is in.
 """
 
+import operator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -68,6 +69,7 @@ def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices
         indices: of the pictures in their set, (B,): each has random numbers of its own.
     """
     number = CORRUPTIONS.index(known(corruption))
+    severity, seed = _whole("severity", severity), _whole("seed", seed)
     index_b = _checked(images, severity, seed, np.asarray(indices))
     corrupted = np.empty(images.shape, dtype=np.uint8)
     at_once = max(1, _AT_ONCE * 1024 // (images.shape[1] * images.shape[2]))
@@ -84,6 +86,14 @@ def known(name: str) -> Name:
         if name == corruption:
             return corruption
     raise unknown("corruption", name, CORRUPTIONS)
+
+
+def _whole(what: str, number: Any) -> int:
+    """As an int of Python, whose sums do not overflow and whose kind does not matter."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"{what} must be an integer; got {number!r}.") from None
 
 
 def _checked(images: Bytes, severity: int, seed: int, indices: Any) -> Any:
