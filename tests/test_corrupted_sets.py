@@ -306,7 +306,7 @@ def test_the_command_makes_a_set_in_the_cache(own_cache, capsys):
     assert np.array_equal(held.pictures("contrast", 3), corrupt(X, "contrast", 3, seed=0, indices=np.arange(7)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Frost is made from {frost_source()}."
-    assert "gaussian_noise … (0 of 42 pictures are there)" in lines
+    assert "gaussian_noise … (0 of 42 pictures are done)" in lines
     assert lines[-1].startswith("CIFAR-10 corrupted: 3 corruptions × 2 severities, 42 pictures, in ")
 
 
