@@ -125,6 +125,22 @@ def test_curve_by_size_ends_with_the_whole_ensemble_and_begins_with_single_membe
     assert sizes["2"]["nll"] == pytest.approx(np.mean(pairs))
 
 
+def test_reliability_is_that_before_and_after_the_one_temperature(evaluation, results):
+    log_p = ev.average(_read(evaluation.settings[0].runs[0], evaluation.conditions[0]))
+    y, clean = evaluation.splits.test.labels, results["runs"][0]["clean"]
+    assert clean["temperature"] == pytest.approx(ev.fit_temperature(log_p, y))
+    for kind, p in (("raw", log_p.exp()), ("calibrated", (log_p / clean["temperature"]).softmax(-1))):
+        expected, found = ev.reliability(p, y), clean["reliability"][kind]
+        assert found["count"] == expected.count.tolist()
+        for name in ("confidence", "accuracy"):
+            values = [math.nan if x is None else x for x in found[name]]
+            assert values == pytest.approx(getattr(expected, name).tolist(), nan_ok=True)
+    curve, places = ev.risk_coverage(log_p.exp(), y), clean["risk_coverage"]
+    assert (places["coverage"][0], places["coverage"][-1]) == pytest.approx((1 / 597, 1))
+    assert places["risk"][-1] == pytest.approx(curve.risk[-1].item())
+    assert len(places["risk"]) == 50
+
+
 def test_deep_ensembles_are_worth_themselves(results):
     base, other = results["settings"]
     assert base["deep_ensemble_equivalent"] == pytest.approx(3)
