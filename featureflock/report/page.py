@@ -61,7 +61,11 @@ def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
     results = evaluation.results
     uncalibrated, members = tables.details(results)
     return [
-        Section("comparison", "Comparison", [tables.comparison(results), tables.differences(results)]),
+        Section(
+            "comparison",
+            "Comparison" if len(settings) > 1 else "Metrics",
+            [tables.comparison(results), tables.differences(results)],
+        ),
         Section(
             "corruption", "On corrupted pictures", [figures.corruption_boxes(settings), corruption_table(settings)]
         ),

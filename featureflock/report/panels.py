@@ -122,12 +122,13 @@ def boxes_panel(
     places: Sequence[str],
     boxes: Sequence[tuple[Shown, Sequence[Box | float]]],
     factor: float = 1,
+    top: float = math.inf,
 ) -> Markup:
     """At each place a box for each setting, or a mark where there is only one number."""
     count = len(boxes)
     wide = max(WIDTH, _LEFT + _RIGHT + len(places) * (count * 13 + 16))
     values = [v for _, row in boxes for each in row for v in (each if isinstance(each, Box) else [each])]
-    plot = plot_of(-0.5, len(places) - 0.5, *svg.padded(values), wide=wide)
+    plot = plot_of(-0.5, len(places) - 0.5, *svg.padded(values, floor=0, top=top), wide=wide)
     slot = (plot.x(1) - plot.x(0)) if len(places) > 1 else plot.x.end - plot.x.start
     step = min(26.0, (slot - 12) / count)
     ticks = [(float(k), place) for k, place in enumerate(places)]
