@@ -122,8 +122,10 @@ def risk_coverage(settings: list[Shown]) -> Figure:
     return Figure("risk", "Answering only when sure", caption, [panel], legend(settings))
 
 
-def member_accuracies(settings: list[Shown]) -> Figure:
+def member_accuracies(settings: list[Shown]) -> Figure | None:
     """Each member on its own, and what the ensemble makes of them."""
+    if all(s.members == 1 for s in settings):
+        return None
     every = [a for s in settings for e in s.measured for a in (*e["clean"]["member_accuracy"], _accuracy(e))]
     low, high = svg.padded(every, floor=0, top=1)
     panels = [_members_panel(s, low, high) for s in settings]

@@ -45,6 +45,11 @@ class Cell:
     """Which setting it names."""
 
     @property
+    def for_script(self) -> str:
+        """The value as JavaScript reads it."""
+        return str(self.value).replace("inf", "Infinity")
+
+    @property
     def plain(self) -> str:
         """All of it in one line."""
         spread = f" ± {self.spread}" if self.spread else ""
