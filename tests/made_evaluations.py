@@ -49,7 +49,7 @@ def make_evaluation(
     for run in runs:
         n = run.recipe["members"]
         for condition in conditions:
-            skill = 1.5 - 0.2 * int(condition.name[-1]) if condition.name[-1].isdigit() else 1.5
+            skill = 0.8 - 0.1 * int(condition.name[-1]) if condition.name[-1].isdigit() else 0.8
             skill = 0.0 if condition.is_unfamiliar else skill
             logits = torch.randn(n, examples, classes, generator=noise)
             logits[:, positions, labels] += skill * (1 + 0.1 * methods.index(run.recipe["method"]))

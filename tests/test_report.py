@@ -96,8 +96,8 @@ def test_what_a_setting_lacks_is_neither_shown_nor_best():
 def test_differences_beyond_noise_are_marked_by_what_is_better():
     rows = differences(THREE).rows
     assert [[cell.plain for cell in row[1:]] for row in rows] == [
-        ["+0.00 [−1.00, +1.00]", "−0.0100 [−0.0200, −0.0001] ▲"],
-        ["−5.12 [−6.00, −4.00] ▼", "−0.0100 [−0.0300, +0.0100]"],
+        ["+0.00 [−1.00, 1.00]", "−0.0100 [−0.0200, −0.0001] ▲"],
+        ["−5.12 [−6.00, −4.00] ▼", "−0.0100 [−0.0300, 0.0100]"],
     ]
     assert [cell.verdict for row in rows for cell in row[1:]] == ["unclear", "better", "worse", "unclear"]
 
@@ -132,10 +132,10 @@ def test_numbers_have_fixed_digits_and_no_negative_zero(value, sign, text):
 
 
 def test_markdown_has_as_many_cells_in_each_row():
-    table = comparison(results_of(setting("a|b*c", {"nll": (0.3, 0.1)}), setting("<i>", {"nll": (0.4, 0.1)})))
+    table = comparison(results_of(setting("a|b*c [x](y)", {"nll": (0.3, 0.1)}), setting("<i>", {"nll": (0.4, 0.1)})))
     lines = markdown(table).splitlines()[:4]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {5}
-    assert r"| a\|b\*c | 5 | 3 | **0.3000 ± 0.1000** |" in lines
+    assert r"| a\|b\*c [x]\(y) | 5 | 3 | **0.3000 ± 0.1000** |" in lines
     assert "&lt;i>" in lines[3]
 
 

@@ -101,11 +101,11 @@ def test_more_than_all_measured_is_more_than_any_number(browser, report):
 
 def test_negative_numbers_sort_as_numbers(browser, report):
     page = browser.open(report, width=360)
-    for _ in range(2):
-        page.click("#table-differences th:nth-child(2) button")
-    shown = [value(text) for text in page.evaluate(NUMBERS % ("differences", 1))]
-    assert min(shown) < 0
-    assert shown == sorted(shown)
+    for downwards in (False, True):
+        page.click("#table-differences th:nth-child(3) button")
+        shown = [value(text) for text in page.evaluate(NUMBERS % ("differences", 2))]
+        assert sum(number < 0 for number in shown) >= 2
+        assert shown == sorted(shown, reverse=downwards)
 
 
 def test_what_has_no_number_goes_last(browser, report):

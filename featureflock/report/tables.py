@@ -239,7 +239,7 @@ def _difference(column: Column, found: dict[str, Any] | None) -> Cell:
     if found is None:
         return Cell("–")
     text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
-    aside = "" if low is None else f"[{column.text(low, sign=True)}, {column.text(high, sign=True)}]"
+    aside = "" if low is None else f"[{column.text(low)}, {column.text(high)}]"
     return Cell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
 
 
