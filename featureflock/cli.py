@@ -3,10 +3,11 @@
 Commands are imported when they are called for. The package itself still imports PyTorch at once.
 """
 
-import difflib
 import importlib
 import signal
 import sys
+
+from featureflock.hints import unknown
 
 COMMANDS = {
     "data": "which data sets there are, getting them, and corrupting them",
@@ -28,9 +29,7 @@ def main() -> None:
     try:
         command, args = words[0], words[1:]
         if command not in COMMANDS:
-            close = difflib.get_close_matches(command, COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}."
-            raise ValueError(f"There is no command {command!r}; {hint}")
+            raise unknown("command", command, COMMANDS)
         importlib.import_module(f"featureflock.commands.{command}").main(args)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"featureflock: {error}")

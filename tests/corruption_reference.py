@@ -146,6 +146,22 @@ def fog(x, severity, noise_of):
     return truncated((x + thickness * plasma(noise_of, decay)[..., None]) * largest / (largest + thickness))
 
 
+def affine_map(x, moves):
+    """OpenCV's warpAffine before version 5, pixel by pixel: places are rounded to 1/32, the edges mirrored."""
+    points = np.float32([[26, 26], [26, 6], [6, 6]])
+    (a, b, e), (c, d, f) = cv2.invertAffineTransform(cv2.getAffineTransform(points, points + moves)).tolist()
+    padded = np.pad(x.astype(float), ((20, 20), (20, 20), (0, 0)), mode="reflect")
+    out = np.empty_like(x)
+    for h in range(32):
+        for w in range(32):
+            column = (round(a * w * 1024) + round((b * h + e) * 1024) + 16) // 32
+            row = (round(c * w * 1024) + round((d * h + f) * 1024) + 16) // 32
+            r, s = (row % 32) / 32, (column % 32) / 32
+            four = padded[row // 32 + 20 : row // 32 + 22, column // 32 + 20 : column // 32 + 22]
+            out[h, w] = np.einsum("i,j,ijc->c", [1 - r, r], [1 - s, s], four)
+    return out
+
+
 def elastic_transform(x, severity, moves, fields):
     """`moves` (3, 2) and `fields` (2, 32, 32) are between −1 and 1."""
     alpha, sigma, affine = [
@@ -156,9 +172,7 @@ def elastic_transform(x, severity, moves, fields):
         (32 * 0.1, 32 * 0.03, 32 * 0.03),
     ][severity - 1]
     x = (x / 255).astype(np.float32)
-    points = np.float32([[26, 26], [26, 6], [6, 6]])
-    matrix = cv2.getAffineTransform(points, points + (affine * moves).astype(np.float32))
-    x = cv2.warpAffine(x, matrix, (32, 32), borderMode=cv2.BORDER_REFLECT_101)
+    x = affine_map(x, (affine * moves).astype(np.float32))
     across, down = (alpha * ndimage.gaussian_filter(f, sigma, mode="reflect", truncate=3) for f in fields)
     rows, columns = np.meshgrid(np.arange(32), np.arange(32), indexing="ij")
     places = [rows + down, columns + across]

@@ -1,11 +1,13 @@
 """Sets of corrupted pictures on disk: the published layout, going on after an interruption, and the command."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,8 +26,10 @@ from featureflock.corruptions import (
     making,
     open_set,
     read_imagenet_c,
+    writing,
 )
 from featureflock.corruptions.frost import frost_views
+from featureflock.corruptions.sets import FORMAT, VERSION
 from featureflock.data import get
 from featureflock.data.examples import unit_scale
 
@@ -49,6 +53,16 @@ def published(folder, count=4, severities=5, names=THREE, dtype=np.uint8):
         np.save(folder / f"{name}.npy", array)
     np.save(folder / "labels.npy", np.tile(np.arange(count, dtype=np.uint8), severities))
     return arrays
+
+
+def zipped(path):
+    with open(path, "wb") as file:
+        np.savez(file, x=np.zeros(3))
+
+
+def manifest(folder, **changes):
+    whole = {"format": FORMAT, "version": VERSION, "severities": [1], "files": {}, "source": "", **changes}
+    (folder / "featureflock.json").write_text(json.dumps(whole))
 
 
 # ---- reading
@@ -84,6 +98,14 @@ def test_published_files_are_read_from_the_disk(tmp_path):
         (lambda f: (f / "fog.npy").unlink(), "holds no corrupted pictures"),
         (lambda f: (f / "featureflock.json").write_text("{"), "is no JSON"),
         (lambda f: (f / "featureflock.json").write_text("[]"), "this version of featureflock reads"),
+        (lambda f: (f / "fog.npy").write_bytes(b""), "fog.npy is truncated or damaged"),
+        (lambda f: zipped(f / "fog.npy"), "fog.npy is truncated or damaged"),
+        (lambda f: zipped(f / "labels.npy"), "labels.npy is truncated or damaged"),
+        (lambda f: manifest(f, severities=None), "something is missing in it"),
+        (lambda f: manifest(f, severities=[]), "something is missing in it"),
+        (lambda f: manifest(f, files=[]), "something is missing in it"),
+        (lambda f: manifest(f, files={"fog.npy": {}}), "something is missing in it"),
+        (lambda f: manifest(f, source=None), "something is missing in it"),
     ],
 )
 def test_damaged_sets_get_a_sentence(tmp_path, spoil, message):
@@ -133,7 +155,7 @@ def test_imagenet_c_is_read_without_cropping_again(tmp_path, workers):
 
 
 def test_a_set_is_in_the_published_layout(tmp_path):
-    make_set(X, Y, tmp_path / "c", workers=1, seed=5)
+    make_set(X, Y, tmp_path / "c", workers=1, seed=np.int64(5))
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == sorted(
         [*(f"{name}.npy" for name in CORRUPTIONS), "labels.npy", "featureflock.json"]
     )
@@ -223,6 +245,8 @@ def test_other_sets_and_other_peoples_files_are_left_alone(tmp_path):
     [
         ({"severities": (0, 1)}, "severities must be some of 1, 2, 3, 4 and 5; got 0, 1"),
         ({"severities": ()}, "severities must be"),
+        ({"severities": (1.0,)}, "severities must be"),
+        ({"workers": -1}, "workers must be at least 0; got -1"),
         ({"corruptions": ()}, "At least one corruption"),
         ({"corruptions": ("fogg",)}, "did you mean fog"),
         ({"labels": Y[:3]}, "a label for each of 7 pictures; got uint8 of shape"),
@@ -244,6 +268,28 @@ def test_a_folder_that_cannot_be_made_gets_a_sentence(tmp_path):
         make_set(X, Y, tmp_path / "file" / "c", workers=1)
 
 
+def test_a_folder_that_cannot_be_written_to_gets_a_sentence(tmp_path, monkeypatch):
+    def refused(path, data):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(writing, "write_atomically", refused)  # root may write to folders that others may only read
+    with pytest.raises(OSError, match=r"c cannot be used \(Permission denied\); give another folder"):
+        make_set(X, Y, tmp_path / "c", workers=1)
+
+
+def test_workers_get_the_pictures_by_a_file_and_leave_none(tmp_path):
+    """Sent to each process, they would keep the next from starting."""
+    images = np.resize(X, (600, 32, 32, 3))
+    made = making._made(images, [("contrast", 1, 0, 0), ("contrast", 1, 0, 500)], 2, tmp_path)
+    first = next(made)
+    (work,) = tmp_path.iterdir()
+    assert [path.name for path in work.iterdir()] == ["clean.npy"]
+    expected = corrupt(images, "contrast", 1, seed=0, indices=np.arange(600))
+    assert first + next(made) == expected.tobytes()
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- the command
 
 
@@ -260,7 +306,7 @@ def test_the_command_makes_a_set_in_the_cache(own_cache, capsys):
     assert np.array_equal(held.pictures("contrast", 3), corrupt(X, "contrast", 3, seed=0, indices=np.arange(7)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Frost is made from {frost_source()}."
-    assert "gaussian_noise … (0 of 42 pictures are there)" in lines
+    assert "gaussian_noise … (0 of 42 pictures are done)" in lines
     assert lines[-1].startswith("CIFAR-10 corrupted: 3 corruptions × 2 severities, 42 pictures, in ")
 
 
@@ -279,6 +325,31 @@ def test_the_command_takes_published_files(tmp_path, own_cache, capsys):
     assert np.array_equal(open_set(tmp_path / "o").pictures("frost", 4), arrays["frost"][21:28])
     with pytest.raises(ValueError, match="cannot be copied into itself"):
         copy_set(open_set(tmp_path / "theirs"), Y, tmp_path / "theirs")
+
+
+@pytest.mark.usefixtures("cifar")
+def test_the_list_shows_corrupted_sets_in_the_cache(tmp_path, own_cache, capsys):
+    main(["list"])
+    assert "severities" not in capsys.readouterr().out
+    main(["corrupt", "cifar10", "--corruptions", "fog", "contrast", "--severities", "1", "3", "--workers", "1"])
+    published(own_cache / "CIFAR-10-C")
+    published(own_cache / "truncated", names=["fog"])
+    (own_cache / "truncated" / "fog.npy").write_bytes((own_cache / "truncated" / "fog.npy").read_bytes()[:-1])
+    (own_cache / "begun").mkdir()
+    manifest(own_cache / "begun")
+    (own_cache / "something else").mkdir()
+    capsys.readouterr()
+    main(["list"])
+    rows = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()}
+    size = 2 * (14 * 3072 + 128) / 1e6
+    assert rows["cifar10-c-severities13"] == (
+        f"cifar10-c-severities13 28 {size:.1f} MB 2 corruptions, severities 1 3 made by featureflock"
+    )
+    assert rows["CIFAR-10-C"] == "CIFAR-10-C 60 0.2 MB 3 corruptions, severities 1 2 3 4 5 published files"
+    assert rows["truncated"].startswith("truncated ? damaged")
+    assert rows["begun"].startswith("begun 0 unfinished")
+    assert "something" not in rows
+    assert "To corrupt the test pictures of one: featureflock data corrupt NAME" in rows.values()
 
 
 def test_the_command_without_data_or_with_a_wrong_name(capsys):
@@ -310,7 +381,7 @@ def test_a_set_that_processes_make_is_gone_on_with_after_an_interruption(tmp_pat
     folder = tmp_path / "cache" / "cifar10-c-severities45"
     finished = json.loads((folder / "featureflock.json").read_text())["files"]
     assert list(finished) == ["contrast.npy", "gaussian_noise.npy"]
-    assert len(leftovers(folder)) == (how == signal.SIGKILL)
+    assert len(leftovers(folder)) == (2 if how == signal.SIGKILL else 0)  # half a file, and the clean pictures
     for _ in range(100):  # its workers have ended, too
         if not _running(str(tmp_path)):
             break
@@ -327,6 +398,31 @@ def test_a_set_that_processes_make_is_gone_on_with_after_an_interruption(tmp_pat
     for name in names:
         expected = corrupt(x, name, 5, seed=0, indices=np.arange(2000))
         assert np.array_equal(open_set(folder).pictures(name, 5), expected)
+
+
+def test_an_interrupt_while_processes_start_gets_one_sentence(tmp_path):
+    program = "import sys; from featureflock.cli import main\nif __name__ == '__main__': main()"
+    (tmp_path / "run.py").write_text(program)
+    get("cifar10", into(tmp_path / "raw", pickled_files("cifar10", collection("cifar10", 10, 2000))), say=str)
+    arguments = ["data", "corrupt", "cifar10", "--workers", "2", "--corruptions", "jpeg_compression"]
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "run.py", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Whoever runs the tests may ignore Ctrl-C, and processes inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        process.stdout.readline()
+        while not _running(str(tmp_path)):
+            time.sleep(0.01)
+        time.sleep(0.3)  # they are importing now
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its processes
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "featureflock: stopped.\n"
+    assert leftovers(tmp_path / "cache" / "cifar10-c") == []
 
 
 def _running(words):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_ensembles import SMALL, train_small
 from sklearn.metrics import log_loss, roc_auc_score
+from small_ensembles import SMALL, train_small
 
 import featureflock as ff
 from featureflock import evaluation as ev

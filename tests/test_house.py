@@ -49,6 +49,17 @@ def test_the_code_in_the_page_on_training_runs(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "mine" / "ensemble").is_dir()
 
 
+def test_the_code_in_the_page_on_evaluation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), flags=re.S)
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 64), torch.arange(60) % 10
+    ens = ff.Ensemble([nn.Linear(64, 32) for _ in range(3)], nn.Linear(32, 10))
+    names = {"ens": ens, "x_test": x, "y_test": y, "x_validation": x, "y_validation": y}
+    exec(block, names)
+    assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
+
+
 def test_the_example_runs_and_learns():
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "own_loop.py"],

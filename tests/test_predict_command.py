@@ -100,7 +100,7 @@ def test_a_temperature_of_ones_own_goes_first(command, run, picture):
 
 def test_without_validation_it_is_calibrated_on_the_test_set(command, picture, tmp_path):
     (run,) = train_small(tmp_path / "plain", [DeepEnsembles()], [0], epochs=1, validation=0)
-    out, err, code = command(run, picture)
+    out, _, code = command(run, picture)
     assert code == 0
     assert "calibrated on 597 test examples" in out
 

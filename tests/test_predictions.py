@@ -118,7 +118,7 @@ def test_members_that_are_not_finite_are_named(run, splits):
     with torch.no_grad():
         for p in ens.extractors[1].parameters():
             p.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match="predictions of member 1 of .* are not finite"):
+    with pytest.raises(FloatingPointError, match=r"predictions of member 1 of .* are not finite"):
         Predictor(run, ens=ens).log_probs(splits.test)
 
 

@@ -13,7 +13,16 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from featureflock.corruptions import CORRUPTIONS, SEVERITIES, copy_set, frost_source, make_set, open_set
+from featureflock.commands.terminal import counting, make_console
+from featureflock.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    copy_set,
+    folders_with_sets,
+    frost_source,
+    make_set,
+    open_set,
+)
 from featureflock.data import cache
 from featureflock.data.download import Progress
 from featureflock.data.getting import get as get_data
@@ -27,8 +36,6 @@ _FIRST_RECIPE = {
     "mnist": "mnist-cnn",
     "fashion-mnist": "fashion-mnist-cnn",
 }
-_PIPED_WIDTH = 160
-"""A table in a file or a pipe may be wider than a terminal; better that than broken words."""
 
 
 def main(args: list[str]) -> None:
@@ -43,8 +50,8 @@ def main(args: list[str]) -> None:
 
 @app.command(name="list")
 def list_sets() -> None:
-    """Show the data sets: what they are, whether they are here, and how to get them."""
-    console = _console()
+    """Show the data sets: what they are, whether they are here, how to get them; and corrupted ones in the cache."""
+    console = make_console()
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("name", "pictures", "here"):
         table.add_column(heading, no_wrap=True)
@@ -62,11 +69,30 @@ def list_sets() -> None:
                 pictures, here = f"{held.train:,} + {held.test:,}", f"{held.size / 1e6:,.1f} MB"
                 what, source = facts.what if held.published else f"not the published {facts.title}", held.source
         table.add_row(name, pictures, here, what, source)
+    table.add_section()
+    for folder in folders_with_sets(cache.cache_folder()):
+        table.add_row(folder.name, *_corrupted(folder))
     console.print(table)
     console.print("To get one: featureflock data get NAME, or featureflock data get NAME --from FOLDER", soft_wrap=True)
+    console.print("To corrupt the test pictures of one: featureflock data corrupt NAME", soft_wrap=True)
     console.print(
         f"They are kept in {cache.cache_folder()}; set {cache.VARIABLE} to keep them elsewhere.", soft_wrap=True
     )
+
+
+def _corrupted(folder: Path) -> tuple[str, str, str, str]:
+    """Pictures, size, what and from where, of a corrupted set; by the headers of its files."""
+    try:
+        held = open_set(folder)
+        count = sum(len(held.pictures(name, s)) for name in held.corruptions for s in held.severities)
+    except FileNotFoundError:
+        return "0", "unfinished", "a corrupted test set", ""
+    except ValueError:
+        return "?", "damaged", "a corrupted test set", ""
+    size = sum((folder / f"{name}.npy").stat().st_size for name in held.corruptions)
+    names = f"{len(held.corruptions)} corruptions" if len(held.corruptions) > 1 else held.corruptions[0]
+    what = f"{names}, severities {' '.join(map(str, held.severities))}"
+    return f"{count:,}", f"{size / 1e6:,.1f} MB", what, held.source
 
 
 @app.command
@@ -80,7 +106,7 @@ def get(
         name: Which data set; `featureflock data list` describes them.
         from_: Read it from the published files in this folder (extracted or in their archive) instead of the network.
     """
-    console = _console()
+    console = make_console()
     with _shown(console) as progress:
         path = get_data(name, from_, progress, say=lambda text: console.print(text, soft_wrap=True))
     held = cache.load(name)
@@ -117,7 +143,7 @@ def corrupt(
     clean = cache.load(name)
     labels = clean.test_y.numpy()
     folder = out.expanduser() if out is not None else _default_folder(name, severities, seed, from_)
-    console = _console()
+    console = make_console()
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
@@ -126,14 +152,14 @@ def corrupt(
     if from_ is not None:
         published = open_set(from_.expanduser())
         chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
-        with _pictures_shown(console) as progress:
+        with counting(console, "pictures") as progress:
             copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, say=say)
     else:
         if "frost" in corruptions:
             say(f"Frost is made from {frost_source()}.")
             if "procedural" in frost_source():
                 say("For the photographs: pip install featureflock[frost]")
-        with _pictures_shown(console) as progress:
+        with counting(console, "pictures") as progress:
             make_set(
                 clean.test_x.permute(0, 2, 3, 1).numpy(),
                 labels,
@@ -163,37 +189,6 @@ def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Pa
     if sorted(set(severities)) != list(SEVERITIES):
         parts.append("severities" + "".join(map(str, sorted(set(severities)))))
     return cache.cache_folder() / "-".join(parts)
-
-
-@contextlib.contextmanager
-def _pictures_shown(console: Console) -> Iterator[Progress]:
-    """A bar in a terminal; elsewhere a line for each corruption."""
-    if not console.is_terminal:
-        seen: list[str] = []
-
-        def line(done: int, total: int | None, what: str) -> None:
-            if what not in seen:
-                seen.append(what)
-                console.print(f"{what} … ({done:,} of {total:,} pictures are there)", soft_wrap=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description:17}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"))
-    with Bars(*columns, TextColumn("pictures"), TimeRemainingColumn(), console=console, transient=True) as bars:
-        tasks: list[TaskID] = []
-
-        def update(done: int, total: int | None, what: str) -> None:
-            if not tasks:
-                tasks.append(bars.add_task(what, total=total))
-                bars.reset(tasks[0], completed=done)
-            bars.update(tasks[0], completed=done, total=total, description=what)
-
-        yield update
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPED_WIDTH)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """featureflock train: a named recipe, any of whose fields can be changed by a flag of the same name."""
 
 import dataclasses
-import difflib
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -10,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from featureflock import methods, models, priors, rules
+from featureflock.commands.terminal import make_console
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.hints import unknown
 from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train
 from featureflock.training.progress import has_tensorboard
 
@@ -59,9 +59,7 @@ def main(args: list[str]) -> None:
             "Say which recipe first: featureflock train NAME [FLAGS]; featureflock train --help lists them."
         )
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]}?" if close else "featureflock train --help lists them."
-        raise ValueError(f"There is no recipe {name!r}; {hint}")
+        raise unknown("recipe", name, RECIPES, otherwise="featureflock train --help lists them.")
     recipe = _with_chosen_parts(RECIPES[name].recipe, flags)
     options: Any = tyro.cli(
         _options(recipe),
@@ -74,7 +72,7 @@ def main(args: list[str]) -> None:
 
 
 def _list_recipes() -> None:
-    console = _console()
+    console = make_console()
     console.print("usage: featureflock train NAME [FLAGS]\n\nTrains an ensemble by a recipe, resumable to the bit.")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("NAME", no_wrap=True)
@@ -165,7 +163,7 @@ def _current(recipe: Recipe, path: str) -> str | None:
 def _run(name: str, flags: list[str], options: Any) -> None:
     recipe: Recipe = options.recipe
     out = options.out or Path("runs") / f"{name}-{_current(recipe, 'method')}-seed{recipe.seed}"
-    console = _console()
+    console = make_console()
     shown: list[Reporter] = [Bar(console) if console.is_terminal else Lines(console)]
     if has_tensorboard():
         shown.append(Board(out / "tensorboard"))
@@ -186,7 +184,3 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     other = "feature-wgd" if isinstance(recipe.method, methods.DeepEnsembles) else "deep-ensembles"
     lines.append(f"Next, to compare: {_to_compare(name, flags, other)}")
     console.print("\n".join(lines), soft_wrap=True)
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)

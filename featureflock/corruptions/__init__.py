@@ -3,7 +3,7 @@
 from featureflock.corruptions.corrupting import CORRUPTIONS, SEVERITIES, Name, corrupt
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.making import copy_set, make_set
-from featureflock.corruptions.sets import CorruptedSet, open_set, read_imagenet_c
+from featureflock.corruptions.sets import CorruptedSet, folders_with_sets, open_set, read_imagenet_c
 
 __all__ = [
     "CORRUPTIONS",
@@ -12,6 +12,7 @@ __all__ = [
     "Name",
     "copy_set",
     "corrupt",
+    "folders_with_sets",
     "frost_source",
     "make_set",
     "open_set",

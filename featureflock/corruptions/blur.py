@@ -33,7 +33,8 @@ ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)
 
 
 def defocus_blur(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
-    radius, alias = (value * relative_size(x_bhwc) for value in DEFOCUS[severity - 1])
+    size = max(1.0, relative_size(x_bhwc))  # a disk of less than a pixel would be no blur at all
+    radius, alias = (value * size for value in DEFOCUS[severity - 1])
     kernel = disk(radius, alias)
     reach = len(kernel) // 2
     height, width = x_bhwc.shape[1:3]

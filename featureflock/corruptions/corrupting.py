@@ -4,13 +4,14 @@ What picture `index` becomes is a function of (seed, corruption, severity, index
 whatever else is in the batch, and whichever process it is in.
 """
 
-import difflib
+import operator
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from featureflock.corruptions import blur, digital, noise, weather
 from featureflock.corruptions.pictures import Bytes, Chance, Corruption
+from featureflock.hints import unknown
 
 Name = Literal[
     "gaussian_noise",
@@ -68,6 +69,7 @@ def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices
         indices: of the pictures in their set, (B,): each has random numbers of its own.
     """
     number = CORRUPTIONS.index(known(corruption))
+    severity, seed = _whole("severity", severity), _whole("seed", seed)
     index_b = _checked(images, severity, seed, np.asarray(indices))
     corrupted = np.empty(images.shape, dtype=np.uint8)
     at_once = max(1, _AT_ONCE * 1024 // (images.shape[1] * images.shape[2]))
@@ -83,9 +85,15 @@ def known(name: str) -> Name:
     for corruption in CORRUPTIONS:
         if name == corruption:
             return corruption
-    close = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-    there_are = f"did you mean {close[0]}?" if close else f"there are {', '.join(CORRUPTIONS)}."
-    raise ValueError(f"There is no corruption {name!r}; {there_are}")
+    raise unknown("corruption", name, CORRUPTIONS)
+
+
+def _whole(what: str, number: Any) -> int:
+    """As an int of Python, whose sums do not overflow and whose kind does not matter."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"{what} must be an integer; got {number!r}.") from None
 
 
 def _checked(images: Bytes, severity: int, seed: int, indices: Any) -> Any:

@@ -1,22 +1,25 @@
 """Digital: contrast, elastic transform, pixelation, JPEG compression.
 
 contrast            (x − μ) c + μ,  μ the mean of each channel
-elastic_transform   an affine map that moves three points by U(−a, a) each, mirrored at the edges (without the edge
-                    pixel); then x[p + α G_σ u(p)], u ~ U(−1, 1) for each pixel and direction, G_σ cut off at 3σ,
-                    bilinear, mirrored at the edges (with it)
+elastic_transform   an affine map that moves three points by U(−a, a) each, bilinear at 1/32 of a pixel, mirrored at
+                    the edges (without the edge pixel); then x[p + α G_σ u(p)], u ~ U(−1, 1) for each pixel and
+                    direction, G_σ cut off at 3σ, bilinear, mirrored at the edges (with it)
 pixelate            reduced to ⌊c · size⌋ by the means of boxes, and enlarged by them
 jpeg_compression    written and read as JPEG of quality c
+
+The affine map is that of OpenCV before its fifth version, by which the published files were made: places are rounded
+to 1/32 of a pixel. Newer ones do not round, which would change bytes by up to 4.
 """
 
 import io
+from collections.abc import Callable
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from featureflock.corruptions.pictures import Bytes, Chance, to_bytes
+from featureflock.corruptions.pictures import Bytes, Chance, Floats, to_bytes
 
 CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
 ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
@@ -25,6 +28,10 @@ PIXELATE = (0.95, 0.9, 0.85, 0.75, 0.65)
 JPEG = (80, 65, 58, 50, 40)
 
 Singles = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+_AFFINE_UNITS, _AFFINE_PLACES = 1024, 32
+"""Fractions of a pixel that the two summands of a place are rounded to, and their sum."""
 
 
 def contrast(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
@@ -41,11 +48,12 @@ def elastic_transform(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     alpha, sigma, moved = (value * min(height, width) for value in ELASTIC[severity - 1])
     x: Singles = x_bhwc.astype(np.float32) / np.float32(255)
-    x = _affine(x, chance.uniform(-moved, moved, 3, 2).astype(np.float32))
+    x = affine(x, chance.uniform(-moved, moved, 3, 2).astype(np.float32))
     if alpha:
         u = chance.uniform(-1, 1, 2, height, width, stream=1)
         u = alpha * ndimage.gaussian_filter(u, sigma, mode="reflect", truncate=3.0, axes=(2, 3))
-        x = _displaced(x, u[:, 0].astype(np.float32), u[:, 1].astype(np.float32))
+        across, down = u[:, 0].astype(np.float32), u[:, 1].astype(np.float32)
+        x = _interpolated(x, np.arange(height)[:, None] + down, np.arange(width) + across, _mirrored)
     return to_bytes(x)
 
 
@@ -65,26 +73,39 @@ def jpeg_compression(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
     return y_bhwc
 
 
-def _affine(x_bhwc: Singles, move_bpd: Singles) -> Singles:
+def affine(x_bhwc: Singles, move_bpd: Singles) -> Singles:
     """Each picture under the affine map that moves three corners of a square in its middle."""
     height, width = x_bhwc.shape[1:3]
     centre, side = np.array([width // 2, height // 2], dtype=np.float32), min(height, width) // 3
     corners = centre + side * np.array([[1, 1], [1, -1], [-1, -1]], dtype=np.float32)
-    moved = np.empty_like(x_bhwc)
-    for x, y, move in zip(x_bhwc, moved, move_bpd, strict=True):
-        matrix = cv2.getAffineTransform(corners, corners + move)
-        cv2.warpAffine(x, matrix, (width, height), dst=y, borderMode=cv2.BORDER_REFLECT_101)
-    return moved
+    lower, upper, left = (corners + move_bpd).astype(np.float64).transpose(1, 2, 0)[..., None]  # (d, B, 1) each
+    right, down = (upper - left) / (2 * side), (lower - upper) / (2 * side)  # what a step to the right becomes, or down
+    start = upper - corners[1, 0] * right - corners[1, 1] * down
+    determinant = right[0] * down[1] - right[1] * down[0]
+    row, column = np.arange(height, dtype=np.float64), np.arange(width, dtype=np.float64)
+
+    def back(by_column: Floats, by_row: Floats) -> Floats:
+        """From where the pixel at (row, column) comes, (B, H, W), as the inverse map has it."""
+        first = -(by_column * start[0] + by_row * start[1])
+        summands = np.rint(_AFFINE_UNITS * (by_row * row + first)), np.rint(_AFFINE_UNITS * by_column * column)
+        units = summands[0][:, :, None] + summands[1][:, None, :]
+        places: Floats = np.floor(units * _AFFINE_PLACES / _AFFINE_UNITS + 0.5) / _AFFINE_PLACES
+        return places
+
+    rows = back(-right[1] / determinant, right[0] / determinant)
+    columns = back(down[1] / determinant, -down[0] / determinant)
+    return _interpolated(x_bhwc, rows, columns, _mirrored_without_the_edge)
 
 
-def _displaced(x_bhwc: Singles, across_bhw: Singles, down_bhw: Singles) -> Singles:
-    """x[h + down, w + across], bilinear."""
+def _interpolated(
+    x_bhwc: Singles, row_bhw: Floats, column_bhw: Floats, inside: Callable[[Places, int], Places]
+) -> Singles:
+    """x[row, column], bilinear; `inside` brings places beyond the edges back into the picture."""
     batch, height, width, channels = x_bhwc.shape
-    row, column = np.arange(height)[:, None] + down_bhw, np.arange(width) + across_bhw
-    above, before = np.floor(row), np.floor(column)
-    lower, right = (row - above)[..., None].astype(np.float32), (column - before)[..., None].astype(np.float32)
-    rows = [_mirrored(above.astype(np.int64) + k, height) * width for k in (0, 1)]
-    columns = [_mirrored(before.astype(np.int64) + k, width) for k in (0, 1)]
+    above, before = np.floor(row_bhw), np.floor(column_bhw)
+    lower, right = (row_bhw - above)[..., None].astype(np.float32), (column_bhw - before)[..., None].astype(np.float32)
+    rows = [inside(above.astype(np.int64) + k, height) * width for k in (0, 1)]
+    columns = [inside(before.astype(np.int64) + k, width) for k in (0, 1)]
     pixels = x_bhwc.reshape(-1, channels)
     first = (np.arange(batch) * (height * width))[:, None, None]
     ((a, b), (c, d)) = ([np.take(pixels, first + i + j, axis=0) for j in columns] for i in rows)
@@ -92,10 +113,16 @@ def _displaced(x_bhwc: Singles, across_bhw: Singles, down_bhw: Singles) -> Singl
     return np.asarray(top + lower * (bottom - top), dtype=np.float32)
 
 
-def _mirrored(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def _mirrored(index: Places, size: int) -> Places:
     """… 1 0 | 0 1 … size−1 | size−1 …"""
     index = index % (2 * size)
     return np.minimum(index, 2 * size - 1 - index)
+
+
+def _mirrored_without_the_edge(index: Places, size: int) -> Places:
+    """… 2 1 | 0 1 … size−1 | size−2 …"""
+    index = index % (2 * size - 2)
+    return np.minimum(index, 2 * size - 2 - index)
 
 
 def _boxes(x_bhwc: Bytes, height: int, width: int) -> Bytes:

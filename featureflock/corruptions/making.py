@@ -1,5 +1,6 @@
 """Whole sets of corrupted pictures, made by several processes or copied from published files."""
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -23,10 +24,11 @@ from featureflock.corruptions.pictures import Bytes
 from featureflock.corruptions.sets import CorruptedSet
 from featureflock.corruptions.writing import Plan
 from featureflock.data.download import Progress, silent
+from featureflock.files import working_folder
 
 _TASK = 500
 """Pictures that a process makes at a time."""
-ALGORITHM = 1
+ALGORITHM = 2
 """To be raised when the same seed gives other bytes than before."""
 
 Task = tuple[str, int, int, int]
@@ -47,11 +49,14 @@ def make_set(
 ) -> None:
     """Corrupt pictures, uint8 (N, H, W, 3), into files of the published layout.
 
-    `workers` processes share the work, by default one for each core; how many does not change a byte. `progress` is
-    told the number of pictures, those of files that were there included.
+    `workers` processes share the work, by default one for each core; how many does not change a byte, and 0 and 1 stand
+    for this process alone. `progress` is told the number of pictures, those of files that were there included.
     """
-    about = {"algorithm": ALGORITHM, "seed": seed, "data": _digest(images, labels), "source": "made by featureflock"}
     corrupt(images[:0], CORRUPTIONS[0], 1, seed=seed, indices=np.zeros(0, np.int64))  # pictures and seed are in order
+    seed, data = int(seed), _digest(images, labels)
+    about = {"algorithm": ALGORITHM, "seed": seed, "data": data, "source": "made by featureflock"}
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers must be at least 0; got {workers}.")
     origins = {name: frost_source() if name == "frost" else "" for name in _names(corruptions)}
     plan = Plan(folder, len(images), images.shape[1:], origins, _checked(severities), about)
     missing = plan.begin(labels, say)
@@ -62,7 +67,7 @@ def make_set(
         for start in range(0, len(images), _TASK)
     ]
     workers = os.cpu_count() or 1 if workers is None else workers
-    made = _made(images, tasks, min(workers, len(tasks)))
+    made = _made(images, tasks, min(workers, len(tasks)), folder)
     try:
         plan.write(missing, lambda name: (next(made) for task in tasks if task[0] == name), progress)
     finally:
@@ -102,27 +107,44 @@ def copy_set(
     plan.write(missing, blocks, progress)
 
 
-def _made(images: Bytes, tasks: Sequence[Task], workers: int) -> Generator[bytes, None, None]:
-    """The pictures of each task, in order."""
+def _made(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path) -> Generator[bytes, None, None]:
+    """The pictures of each task, in order. Clean ones go to the processes by a file in a folder of its own."""
     if workers <= 1:
         for task in tasks:
             yield _run(images, task)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (images,))
-    waiting: deque[Future[bytes]] = deque()
-    try:
-        for task in tasks:
-            waiting.append(pool.submit(_run_in_worker, task))
-            if len(waiting) > 8 * workers:
+    with working_folder(folder) as work:
+        # Sent to each process, they would keep the next from starting until this one has imported everything.
+        np.save(work / "clean.npy", images)
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (work / "clean.npy",))
+        waiting: deque[Future[bytes]] = deque()
+        try:
+            for task in tasks:
+                with _interrupts_ignored():
+                    waiting.append(pool.submit(_run_in_worker, task))
+                if len(waiting) > 8 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise OSError(
-            "A worker process was killed, most often for lack of memory; run this again, with fewer workers."
-        ) from error
+        except BrokenProcessPool as error:
+            raise OSError(
+                "A worker process was killed, most often for lack of memory; run this again, with fewer workers."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """For the moment in which a process may be started, which inherits it: Ctrl-C is for this process alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
     finally:
-        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(images: Bytes, task: Task) -> bytes:
@@ -139,9 +161,9 @@ def _run_in_worker(task: Task) -> bytes:
     return _run(_images, task)
 
 
-def _start_worker(images: Bytes) -> None:
+def _start_worker(clean: Path) -> None:
     global _images
-    _images = images
+    _images = np.load(clean, mmap_mode="r")
     cv2.setNumThreads(1)
     # Ctrl-C and SIGTERM often go to a whole group of processes; they are for the first, which then ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -164,7 +186,7 @@ def _names(corruptions: Sequence[str]) -> tuple[Name, ...]:
 
 
 def _checked(severities: Sequence[int]) -> tuple[int, ...]:
-    if not severities or not set(severities) <= set(SEVERITIES):
+    if not severities or any(not isinstance(s, int) or s not in SEVERITIES for s in severities):
         raise ValueError(f"severities must be some of 1, 2, 3, 4 and 5; got {', '.join(map(str, severities))}.")
     return tuple(sorted(set(severities)))
 

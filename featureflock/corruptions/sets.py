@@ -126,14 +126,31 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged: it is no JSON; remove the folder and make the set again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(f"{path} is not of a set of corrupted pictures that this version of featureflock reads.")
+    if not _sound(manifest):
+        raise ValueError(f"{path} is damaged: something is missing in it; remove the folder and make the set again.")
     return manifest
+
+
+def folders_with_sets(folder: Path) -> list[Path]:
+    """Those in a folder, by name, that hold a corrupted set or the beginnings of one."""
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [path for path in inside if (path / MANIFEST).is_file() or (path / "labels.npy").is_file()]
+
+
+def _sound(manifest: dict[str, Any]) -> bool:
+    severities, files = manifest.get("severities"), manifest.get("files")
+    if not isinstance(severities, list) or not severities or not all(s in SEVERITIES for s in severities):
+        return False
+    if not isinstance(files, dict) or not isinstance(manifest.get("source"), str):
+        return False
+    return all(isinstance(entry, dict) and {"sha256", "from"} <= entry.keys() for entry in files.values())
 
 
 def _mapped(path: Path) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no {path}; it belongs to the set.") from None
-    except (ValueError, EOFError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is truncated or damaged: it is no whole .npy file.") from error
     return array

@@ -44,8 +44,27 @@ class Plan:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_partials(self.folder)
+            manifest = self._compared()
+            all_labels = np.tile(labels.astype(np.uint8), len(self.severities))
+            write_atomically(self.folder / "labels.npy", _header(all_labels.shape) + all_labels.tobytes())
         except OSError as error:
             raise OSError(f"{self.folder} cannot be used ({error.strerror}); give another folder.") from error
+        return [name for name in self.origins if not self._finished(name, manifest, say)]
+
+    def write(self, missing: list[Name], blocks: Callable[[Name], Iterator[bytes]], progress: Progress) -> None:
+        """Write files, entering each when it is whole. `progress` counts pictures, and those that were there first."""
+        a_file = self.count * len(self.severities)
+        total = a_file * len(self.origins)
+        for k, name in enumerate(missing):
+            before, sha = total - a_file * (len(missing) - k), hashlib.sha256()
+            chunks = self._watched(blocks(name), functools.partial(_tell, progress, before, total, name))
+            write_atomically(self.folder / f"{name}.npy", _digested(chunks, sha))
+            manifest = read_manifest(self.folder) or {}
+            manifest["files"][f"{name}.npy"] = {"sha256": sha.hexdigest(), "from": self.origins[name]}
+            self._enter(manifest)
+
+    def _compared(self) -> dict[str, Any]:
+        """What featureflock.json says, after a look whether it is of this set; begun if there is none."""
         wanted = {"format": FORMAT, "version": VERSION, "severities": list(self.severities), **self.about}
         manifest = read_manifest(self.folder)
         if manifest is None:
@@ -60,21 +79,7 @@ class Plan:
                     f"{self.folder} holds another set ({key}: {manifest.get(key)}, not {wanted.get(key)}); "
                     "give another folder."
                 )
-        all_labels = np.tile(labels.astype(np.uint8), len(self.severities))
-        write_atomically(self.folder / "labels.npy", _header(all_labels.shape) + all_labels.tobytes())
-        return [name for name in self.origins if not self._finished(name, manifest, say)]
-
-    def write(self, missing: list[Name], blocks: Callable[[Name], Iterator[bytes]], progress: Progress) -> None:
-        """Write files, entering each when it is whole. `progress` counts pictures, and those that were there first."""
-        a_file = self.count * len(self.severities)
-        total = a_file * len(self.origins)
-        for k, name in enumerate(missing):
-            before, sha = total - a_file * (len(missing) - k), hashlib.sha256()
-            chunks = self._watched(blocks(name), functools.partial(_tell, progress, before, total, name))
-            write_atomically(self.folder / f"{name}.npy", _digested(chunks, sha))
-            manifest = read_manifest(self.folder) or {}
-            manifest["files"][f"{name}.npy"] = {"sha256": sha.hexdigest(), "from": self.origins[name]}
-            self._enter(manifest)
+        return manifest
 
     def _watched(self, blocks: Iterable[bytes], tell: Callable[[int], None]) -> Iterator[bytes]:
         """The content of a file, telling how many pictures of it there are."""

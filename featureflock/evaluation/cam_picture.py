@@ -1,0 +1,129 @@
+"""What each member looks at, laid over the pictures, ensemble by ensemble: the paper's figure 1.
+
+    heat = m / max m,    shown = (1 − α) · 0.85 grey + α · colour(heat),    α = 0.35 + 0.4 heat
+
+m is a map from `class_activation_maps`, enlarged by cubic polynomials, where linear ones show creases. It is divided by
+its largest value and nothing is taken away, so that zero, where nothing speaks for the class, stays zero. Colours show
+where a member looks, not how surely.
+
+Shapes: n members, B pictures of H × W pixels, h × w pixels of a map.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from featureflock.evaluation.grad_cam import checked_maps
+
+Bytes = NDArray[np.uint8]
+Texts = Sequence[Sequence[str]]
+Group = tuple[str, Tensor] | tuple[str, Tensor, Texts | None]
+
+COLOURS = "inferno"
+INK, PALE = "#1f2328", "#6a737d"
+CELLS = 12
+"""How many cells there are beside each other at most, unless a single picture with its members has more."""
+
+
+def cam_grid(pictures: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 112) -> Image.Image:
+    """A band for each ensemble, one below another; in it, beside each picture, the same as each member sees it.
+
+    Args:
+        pictures: (B, H, W, 3) uint8, RGB, as they were before they were normalised.
+        groups: for each ensemble a title and maps (n, B, h, w), and if wanted n sequences of B texts to write below the
+            maps, such as the names of the members' classes.
+        cell: how wide a picture is drawn, in pixels.
+    """
+    p_bhwc = _checked_pictures(pictures)
+    bands = [_checked_group(group, len(p_bhwc)) for group in groups]
+    if not bands:
+        raise ValueError("A grid needs at least one group of a title and maps.")
+    small, large, gap, margin = max(9, cell // 9), max(12, cell // 6), max(2, cell // 28), max(12, cell // 4)
+    caption, heading, body = 2 * small, _font("DejaVuSans-Bold", large), _font("DejaVuSans", small)
+
+    members = max(len(maps) for _, maps, _ in bands)
+    across = max(1, min(len(p_bhwc), CELLS // (1 + members)))
+    height = max(1, round(cell * p_bhwc.shape[1] / p_bhwc.shape[2]))
+    block = cell + 2 * gap + members * (gap + cell)  # a picture, a wider gap, its members
+    rows = [height + (gap if texts is None else caption) for _, _, texts in bands]
+    band_heights = [2 * large + caption + -(-len(p_bhwc) // across) * row for row in rows]
+    widths = [across * (block + margin) - margin, *(round(heading.getlength(title)) for title, _, _ in bands)]
+    card = Image.new("RGB", (2 * margin + max(widths), margin + sum(b + margin for b in band_heights)), "white")
+    draw = ImageDraw.Draw(card)
+
+    top = margin
+    for (title, maps, texts), row, band_height in zip(bands, rows, band_heights, strict=True):
+        draw.text((margin, top), title, INK, heading, "la")
+        views_nb = [overlaid(p_bhwc, m_bhw, (height, cell)) for m_bhw in maps]
+        for b, picture in enumerate(p_bhwc):
+            x, y = margin + (b % across) * (block + margin), top + 2 * large + caption + (b // across) * row
+            card.paste(_enlarged(picture, (height, cell)), (x, y))
+            for i, views_b in enumerate(views_nb):
+                left = x + cell + 3 * gap + i * (cell + gap)
+                card.paste(Image.fromarray(views_b[b]), (left, y))
+                if b < across:
+                    draw.text((left + cell / 2, y - small / 2), f"member {i + 1}", PALE, body, "md")
+                if texts is not None:
+                    text = _cut(texts[i][b], body, cell)
+                    draw.text((left + cell / 2, y + height + small / 4), text, PALE, body, "ma")
+        top += band_height + margin
+    return card
+
+
+def overlaid(pictures: Bytes | Tensor, maps: Tensor, size: tuple[int, int]) -> Bytes:
+    """Pictures (B, H, W, 3) under the heat of maps (B, h, w), each `size` = (height, width) pixels large."""
+    from matplotlib import colormaps
+
+    p_bhwc, m_bhw = _checked_pictures(pictures), checked_maps(maps[None])[0].cpu()
+    if len(p_bhwc) != len(m_bhw):
+        raise ValueError(f"There must be a map for each picture; got {len(m_bhw)} for {len(p_bhwc)}.")
+    grey_bhw1 = np.stack([np.asarray(_enlarged(picture, size).convert("L")) for picture in p_bhwc])[..., None]
+    m_bhw = F.interpolate(m_bhw[:, None], size, mode="bicubic")[:, 0].clamp_min(0)
+    heat_bhw = (m_bhw / m_bhw.amax((-2, -1), keepdim=True).clamp_min(1e-300)).numpy()
+    alpha_bhw1 = 0.35 + 0.4 * heat_bhw[..., None]
+    colour_bhwc = 255 * colormaps[COLOURS](heat_bhw)[..., :3]
+    shown: Bytes = ((1 - alpha_bhw1) * 0.85 * grey_bhw1 + alpha_bhw1 * colour_bhwc).round().astype(np.uint8)
+    return shown
+
+
+def _enlarged(picture_hwc: Bytes, size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(picture_hwc).resize(size[::-1], Image.Resampling.LANCZOS)
+
+
+def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """One of those that come with matplotlib."""
+    from matplotlib import get_data_path
+
+    return ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", f"{name}.ttf")), size)
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+    """As much of a text as fits."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def _checked_pictures(pictures: Any) -> Bytes:
+    p: NDArray[Any] = np.ascontiguousarray(pictures.cpu() if isinstance(pictures, Tensor) else pictures)
+    if p.dtype != np.uint8 or p.ndim != 4 or p.shape[-1] != 3 or 0 in p.shape:
+        raise ValueError(f"pictures must be bytes (B, H, W, 3) in RGB; got {p.dtype} of shape {p.shape}.")
+    return p
+
+
+def _checked_group(group: Group, pictures: int) -> tuple[str, Tensor, Texts | None]:
+    title, maps, texts = group if len(group) == 3 else (*group, None)
+    maps = checked_maps(maps)
+    if maps.shape[1] != pictures:
+        raise ValueError(f"The maps of {title!r} are for {maps.shape[1]} pictures; there are {pictures}.")
+    if texts is not None and [len(row) for row in texts] != [pictures] * len(maps):
+        raise ValueError(f"{title!r} needs {pictures} texts for each of its {len(maps)} members, or None.")
+    return title, maps, texts

@@ -1,0 +1,209 @@
+"""Where in a picture each member looks: class activation maps by Grad-CAM, and how alike they are.
+
+    w_k = (1/hw) Σ_uv ∂y_c/∂A_kuv,    m = relu(Σ_k w_k A_k)                           Selvaraju et al. (2017)
+    s_ij = (1/B) Σ_b ⟨m_ib, m_jb⟩ / (‖m_ib‖ ‖m_jb‖),    similarity: the mean of s_ij over pairs i < j
+
+y_c is a member's logit of class c, A the map (k channels, h × w pixels) that it pools or flattens at the end: the last
+4-dimensional tensor of more than one pixel that a convolution gives or that is computed from such a one, and on which
+the logits depend. It is found while the member runs, whether modules or functions compute it: in a wide residual
+network it is what the last ReLU gives, which is no module there. Behind pooling and a linear head, w_k is the head's
+weight over hw, and the mean of Σ_k w_k A_k over the pixels is (y_c − bias)/hw.
+
+Which class: the paper does not say. By default it is the one that the ensemble predicts, so that the members' maps of a
+picture answer one question. With each member's own, members that disagree have maps that differ for that reason alone.
+
+Shapes: n members, B pictures, C classes, k channels, h × w pixels of a map.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from featureflock.ensemble import Ensemble, evaluating
+from featureflock.evaluation.inputs import INTEGERS
+
+Block = Callable[[nn.Module], nn.Module]
+
+
+class Maps(NamedTuple):
+    """What `class_activation_maps` gives."""
+
+    maps: Tensor
+    """(n, B, h, w) float32, not negative. A member with nothing in favour of the class has a map of zeros."""
+    classes: Tensor
+    """(n, B), which class each is for."""
+
+
+def class_activation_maps(
+    ens: Ensemble,
+    x: Any,
+    classes: Tensor | Literal["ensemble", "member"] = "ensemble",
+    *,
+    block: Block | None = None,
+) -> Maps:
+    """Grad-CAM of each member for each picture of a batch; in eval mode, whatever mode the ensemble is in.
+
+    Members are computed one after another, whatever `ens.run` is, and in the memory of one. Neither the weights nor
+    their gradients change. The particle layer has no part in it, because it does nothing in eval mode.
+
+    Args:
+        ens: an ensemble of convolutional members.
+        x: what its extractors take, such as pictures (B, channels, H, W), normalised.
+        classes: "ensemble" for the class that the ensemble predicts, "member" for each member's own prediction, or
+            class numbers (B,).
+        block: a function from an extractor to the module in it whose output is A, such as `lambda e: e.blocks`. By
+            default A is found as said at the top of this file, which needs no module.
+    """
+    given = isinstance(classes, Tensor) and classes.dtype in INTEGERS and classes.ndim == 1
+    if not given and not (isinstance(classes, str) and classes in ("ensemble", "member")):
+        got = f"{classes.dtype} {tuple(classes.shape)}" if isinstance(classes, Tensor) else repr(classes)
+        raise ValueError(f'classes must be "ensemble", "member" or a tensor of integers (B,); got {got}.')
+    heads = ens.head if isinstance(ens.head, nn.ModuleList) else [ens.head] * len(ens)
+    members = [nn.Sequential(*pair) for pair in zip(ens.extractors, heads, strict=True)]
+    with evaluating(ens), _uncompiled(), torch.inference_mode(False), torch.enable_grad():
+        x = x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+        if isinstance(classes, str) and classes == "ensemble":
+            classes = _ensemble_classes(members, x)
+        pairs = [_grad_cam(i, member, x, classes, block) for i, member in enumerate(members)]
+    for i, (m_bhw, _) in enumerate(pairs):
+        if m_bhw.shape != pairs[0][0].shape:
+            sizes = [f"{m.shape[-2]} × {m.shape[-1]}" for m in (pairs[0][0], m_bhw)]
+            raise ValueError(f"The members' maps must have one size; member 0 gives {sizes[0]}, member {i} {sizes[1]}.")
+    return Maps(*(torch.stack(parts) for parts in zip(*pairs, strict=True)))
+
+
+def cam_similarity(maps: Tensor) -> float:
+    """Of maps (n, B, h, w): the mean of s_ij over pairs of members, from 0 for maps that nowhere meet to 1.
+
+    A map of zeros has similarity 0 to all others, so look at `empty_share` beside it.
+    """
+    s_nn = cam_similarity_matrix(maps)
+    n = len(s_nn)
+    if n < 2:
+        raise ValueError("Similarity is between pairs of members; there is only one.")
+    return (s_nn.sum() - s_nn.trace()).item() / (n * (n - 1))
+
+
+def cam_similarity_matrix(maps: Tensor) -> Tensor:
+    """s_ij of maps (n, B, h, w), as (n, n) float64. On the diagonal is the share of maps that are not empty."""
+    m_nbp = checked_maps(maps).flatten(2)
+    m_nbp = m_nbp / m_nbp.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    s_nn: Tensor = torch.einsum("ibp,jbp->ij", m_nbp, m_nbp) / m_nbp.shape[1]
+    return s_nn
+
+
+def empty_share(maps: Tensor) -> float:
+    """Which share of maps (n, B, h, w) is zero everywhere."""
+    return (checked_maps(maps) == 0).all(-1).all(-1).double().mean().item()
+
+
+def _grad_cam(i: int, member: nn.Module, x: Any, classes: Tensor | str, block: Block | None) -> tuple[Tensor, Tensor]:
+    """Maps (B, h, w) and classes (B,) of member i."""
+    # Aliases of the weights: the graph needs some that require gradients, and the member's own stay as they are.
+    weights = {name: p.detach().requires_grad_() for name, p in member.named_parameters()}
+    with _convolutional_maps() if block is None else _outputs_of(block, member, i) as found:
+        logits_bc = _checked_logits(functional_call(member, weights, (x,)))
+    b, c = logits_bc.shape
+    c_b = logits_bc.argmax(-1) if isinstance(classes, str) else classes.to(logits_bc.device, torch.int64)
+    wrong = c_b[(c_b < 0) | (c_b >= c)]
+    if c_b.shape != (b,) or len(wrong):
+        got = wrong[0].item() if len(wrong) else f"{len(c_b)} of them"
+        raise ValueError(f"classes must be {b} numbers from 0 to {c - 1}, one for each picture; got {got}.")
+    y = logits_bc.gather(-1, c_b[:, None]).sum()  # one gradient for all: no logit depends on another picture
+    for a_bkhw in reversed([a for a in found if len(a) == b and y.requires_grad]):
+        (grad_bkhw,) = torch.autograd.grad(y, a_bkhw, retain_graph=True, allow_unused=True)
+        if grad_bkhw is not None:
+            w_bk = grad_bkhw.float().mean((-2, -1))
+            return torch.einsum("bk,bkhw->bhw", w_bk, a_bkhw.detach().float()).relu(), c_b
+    what = "convolutional map of more than one pixel" if block is None else "output of the block"
+    raise ValueError(f"Grad-CAM needs convolutional members; the logits of member {i} depend on no {what}.")
+
+
+def _ensemble_classes(members: Iterable[nn.Module], x: Any) -> Tensor:
+    with torch.no_grad():
+        logits_nbc = torch.stack([_checked_logits(member(x)) for member in members])
+    return logits_nbc.float().softmax(-1).mean(0).argmax(-1)
+
+
+def _checked_logits(logits: Tensor) -> Tensor:
+    if logits.ndim != 2:
+        raise ValueError(f"Grad-CAM needs logits (examples, classes) of each member; got {tuple(logits.shape)}.")
+    return logits
+
+
+def checked_maps(maps: Tensor) -> Tensor:
+    """Maps (n, B, h, w) in float64, or a sentence that says what is wrong with them."""
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.numel() == 0 or not maps.is_floating_point():
+        got = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
+        raise ValueError(f"maps must be floating-point numbers (members, pictures, height, width); got {got}.")
+    if not maps.isfinite().all():
+        member, picture = (~maps.isfinite()).nonzero()[0, :2].tolist()
+        raise ValueError(f"maps must be finite; that of member {member} for picture {picture} holds NaN or infinity.")
+    return maps.detach().double()
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """No compiled code for a while: it hides its inside. Without torch._dynamo, a slow import, there is none."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _outputs_of(block: Block, member: nn.Module, i: int) -> Iterator[list[Tensor]]:
+    """What a module gives, call by call."""
+    module = block(member[0])  # type: ignore[index]
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"block must map an extractor to a module in it; for member {i} it gives {module!r}.")
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, args: Any, out: Any) -> Tensor:
+        if not isinstance(out, Tensor) or out.ndim != 4:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(f"The block must give (B, channels, height, width); that of member {i} gives {got}.")
+        found.append(out)
+        return out.clone()  # what comes behind may work in place
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _convolutional_maps() -> Iterator[list[Tensor]]:
+    """What convolutions give, and what is computed from that and is still a map, in the order of computation."""
+    with _Tracing() as tracing:
+        yield tracing.maps
+
+
+class _Tracing(TorchFunctionMode):
+    convolutions = frozenset({F.conv2d, F.conv_transpose2d, torch.convolution})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps: list[Tensor] = []
+        self._ids: set[int] = set()  # of the same; the list keeps them alive, so that no id is used again
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self.convolutions or any(id(t) in self._ids for t in _leaves((args, kwargs))):
+            for t in _leaves(out):
+                if isinstance(t, Tensor) and t.ndim == 4 and t.shape[-2:].numel() > 1 and t.requires_grad:
+                    self.maps.append(t)
+                    self._ids.add(id(t))
+        return out
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, tuple | list | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
