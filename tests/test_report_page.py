@@ -56,6 +56,16 @@ def test_names_are_text_and_nothing_else(browser, report):
     assert HOSTILE in page.evaluate(label)
 
 
+def test_every_run_says_where_it_comes_from(browser, report):
+    page = browser.open(report)
+    page.click(".source:nth-of-type(2) summary")
+    shown = page.evaluate("document.querySelector('.source:nth-of-type(2)').innerText")
+    for words in ("seed 0", "seed 1", "featureflock train digits --seed 1", "cores", "torch", "commit", "3.5 s"):
+        assert words in shown
+    marked = page.evaluate("[...document.querySelectorAll('.source:nth-of-type(2) .differs')].map(d => d.innerText)")
+    assert [text.split() for text in marked] == [["method", "FeatureWGD"], ["method", "rank", "5"], ["members", "3"]]
+
+
 def test_every_figure_has_words(browser, report):
     page = browser.open(report)
     labels = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getAttribute('aria-label'))")

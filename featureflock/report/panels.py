@@ -43,8 +43,7 @@ class Series(NamedTuple):
 
     setting: Shown
     points: list[tuple[float, float, float | None]]
-    single: list[list[svg.Point]] = []  # noqa: RUF012 — never changed
-    dashed: bool = False
+    single: Sequence[list[svg.Point]] = ()
 
 
 class Box(NamedTuple):
@@ -105,7 +104,7 @@ def lines_panel(
         inside = [plot.line(run, "thin") for run in s.single]
         spread = [(x, max(m - sd, floor), min(m + sd, top)) for x, m, sd in s.points if sd is not None]
         inside += [plot.band(spread)] if len(spread) > 1 else []
-        inside.append(plot.line([(x, m) for x, m, _ in s.points], "line dashed" if s.dashed else "line"))
+        inside.append(plot.line([(x, m) for x, m, _ in s.points], "line"))
         if marks or len(s.points) == 1:
             for x, m, sd in s.points:
                 stray = f" ± {factors[1] * sd:.4g}" if sd is not None else ""
