@@ -179,6 +179,10 @@ def test_an_interrupted_evaluation_goes_on(runs, results, tmp_path):
     assert counts[-1][0] == counts[-1][1]
 
 
+def test_results_say_where_the_corruptions_come_from(results):
+    assert results["notes"] == ["Corrupted pictures: made with seed 0."]
+
+
 def test_results_are_json_without_paths(results, tmp_path_factory):
     text = json.dumps(results, allow_nan=False)
     assert str(tmp_path_factory.getbasetemp()) not in text

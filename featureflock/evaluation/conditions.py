@@ -73,6 +73,8 @@ class Condition:
     """Which examples of the set are used."""
     load: Callable[[Tensor], Examples]
     """The examples at these positions."""
+    source: str = ""
+    """Where it comes from, in words, if that is worth a note."""
 
     @property
     def is_unfamiliar(self) -> bool:
@@ -118,11 +120,14 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
         there = next((h for h in held if corruption in h.corruptions and severity in h.severities), None)
         if there is not None:
             identity = f"{digest} {_identity(there, corruption, severity)}"
-            yield Condition(label, identity, positions, partial(_read, there, corruption, severity, test))
+            source = f"Corrupted pictures: {there.source}."
+            yield Condition(label, identity, positions, partial(_read, there, corruption, severity, test), source)
         else:
             made.append(corruption)
             identity = f"{digest} {_recipe(corruption, severity, _SEED, ALGORITHM, _origin(corruption))}"
-            yield Condition(label, identity, positions, partial(_made, test, corruption, severity))
+            origin = _origin(corruption)
+            source = f"Frost is made from {origin}." if origin else f"Corrupted pictures: made with seed {_SEED}."
+            yield Condition(label, identity, positions, partial(_made, test, corruption, severity), source)
     for one in held:
         say(f"Corrupted test sets: {one.source}, in {one.folder}.")
     if made:
@@ -195,7 +200,8 @@ def _imagenet_c(
         )
         examples.scale = test.scale
         identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.digest()}"
-        yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select)
+        source = "Corrupted pictures: files in the tree of ImageNet-C."
+        yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select, source)
     say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
 
 

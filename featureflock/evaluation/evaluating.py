@@ -81,6 +81,7 @@ def evaluate(
         "class_names": list(splits.names),
         "examples": len(conditions[0].positions),
         "conditions": [condition.name for condition in conditions],
+        "notes": list(dict.fromkeys(condition.source for condition in conditions if condition.source)),
         "runs": list(measured.values()),
         "settings": compare(rows, measured),
         "provenance": provenance(),

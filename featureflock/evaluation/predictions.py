@@ -59,9 +59,7 @@ class Predictor:
     def setup(self) -> Setup:
         if self._setup is None:
             ens = self.run.load_ensemble() if self._ens is None else self._ens
-            # What a run was trained in decides what it is: a network of bfloat16 products is tested with them.
-            precision = self.run.environment[-1]["setup"]["precision"]
-            self._setup = set_up(self.engine, precision, ens, lambda: 0.0)
+            self._setup = set_up(self.engine, self.run.recipe["precision"], ens, lambda: 0.0)
             self._ens = self._setup.prepare(ens).eval()
         return self._setup
 
