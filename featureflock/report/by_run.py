@@ -1,7 +1,7 @@
 """Tables of what is measured of single runs, as means over the runs of a setting."""
 
 from featureflock.report.settings import Shown, baseline_of, corrupted_sets
-from featureflock.report.tables import Cell, Column, Head, Table, fixed, with_best
+from featureflock.report.tables import Cell, Column, Head, Table, cut, fixed, with_best
 
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual information", "top_probability": "top probability"}
 _DETECTION = (
@@ -28,7 +28,7 @@ def corruption_table(settings: list[Shown]) -> Table | None:
             f" Beside it the difference from {baseline.title} in percentage points: blue for more, orange for less, "
             "whether beyond noise or not."
         )
-    heads = (Head("Corruption", numeric=False), *(Head(s.title, "high") for s in settings))
+    heads = (Head("Corruption", numeric=False), *(Head(cut(s.title, 36), "high", s.title) for s in settings))
     return Table("corruptions-table", "Accuracy by corruption", heads, tuple(rows), note)
 
 

@@ -22,9 +22,13 @@ from featureflock.report.panels import (
 )
 from featureflock.report.settings import Shown, corrupted_sets
 from featureflock.report.svg import Plot, Span, tag
+from featureflock.report.tables import cut
 
-_METRICS = (("accuracy", "Accuracy, % (higher is better)", 100), ("nll", "NLL, nats (lower is better)", 1))
-"""With what to multiply them."""
+_METRICS = (
+    ("accuracy", "Accuracy, % (higher is better)", 100, 1.0),
+    ("nll", "NLL, nats (lower is better)", 1, math.inf),
+)
+"""With what to multiply them, and the most they can be; the least is 0."""
 _LINES = 24
 """So many single runs are drawn behind their mean at most."""
 
@@ -36,7 +40,7 @@ def corruption_boxes(settings: list[Shown]) -> Figure | None:
     if not severities:
         return None
     panels = []
-    for key, title, factor in _METRICS:
+    for key, title, factor, top in _METRICS:
         rows: list[tuple[Shown, list[Box | float]]] = []
         for s in settings:
             row: list[Box | float] = [s.over_seeds("clean", "calibrated", key).mean]
@@ -46,7 +50,7 @@ def corruption_boxes(settings: list[Shown]) -> Figure | None:
             rows.append((s, row))
         words = "; ".join(f"{s.title}: {_boxes_in_words(row, severities, factor)}" for s, row in rows)
         label = f"Box plots of {title} over {len(sets)} corruptions by severity. Median of {words}."
-        panels.append(boxes_panel(title, "severity", label, ["clean", *severities], rows, factor))
+        panels.append(boxes_panel(title, "severity", label, ["clean", *severities], rows, factor, top))
     caption = (
         f"Each box is the distribution over {len(sets)} corruptions of the test set at one severity: quartiles, "
         "median, and whiskers to the least and the greatest. For each corruption the value is the mean over seeds, "
@@ -61,14 +65,14 @@ def by_size(settings: list[Shown]) -> Figure | None:
     if all(s.members == 1 for s in settings):
         return None
     panels = []
-    for key, title, factor in _METRICS:
+    for key, title, factor, top in _METRICS:
         series = []
         for s in settings:
             found = {int(n): s.over_seeds("clean", "by_size", n, key) for n in _sizes(s)}
             series.append(Series(s, [(n, m.mean, m.sd) for n, m in sorted(found.items())]))
         words = "; ".join(f"{s.setting.title} {_ends(s, factor)}" for s in series)
         label = f"{title} by the number of members: {words}."
-        panels.append(lines_panel(title, "members", label, series, factors=(1, factor), whole=True))
+        panels.append(lines_panel(title, "members", label, series, floor=0, top=top, factors=(1, factor), whole=True))
     caption = (
         "Ensembles of some of the members: the mean over up to 5 choices of neighbours in a circle, then over seeds, "
         "with a band of ± one standard deviation over seeds. Calibrated by temperature."
@@ -118,8 +122,10 @@ def risk_coverage(settings: list[Shown]) -> Figure:
     return Figure("risk", "Answering only when sure", caption, [panel], legend(settings))
 
 
-def member_accuracies(settings: list[Shown]) -> Figure:
+def member_accuracies(settings: list[Shown]) -> Figure | None:
     """Each member on its own, and what the ensemble makes of them."""
+    if all(s.members == 1 for s in settings):
+        return None
     every = [a for s in settings for e in s.measured for a in (*e["clean"]["member_accuracy"], _accuracy(e))]
     low, high = svg.padded(every, floor=0, top=1)
     panels = [_members_panel(s, low, high) for s in settings]
@@ -175,7 +181,7 @@ def map_similarity(settings: list[Shown]) -> Figure | None:
         if found.sd is not None:
             ends = {"x1": plot.x(found.mean - found.sd), "x2": plot.x(found.mean + found.sd)}
             spread = [tag("line", class_="spread", y1=y + 15.5, y2=y + 15.5, **ends)]
-        parts.append(tag("text", f"{_cut(s.title, 40)}, {name}", class_="tick", x=12, y=y + 8))
+        parts.append(tag("text", f"{cut(s.title, 40)}, {name}", class_="tick", x=12, y=y + 8))
         parts.append(svg.coloured(s.style, bar, *spread))
         parts.append(tag("text", f"{found.mean:.3f}", class_="tick", x=WIDTH - 4, y=y + 19, text_anchor="end"))
     words = "; ".join(f"{s.title}, {n}: {m.mean:.3f}{f' ± {m.sd:.3f}' if m.sd is not None else ''}" for s, n, m in rows)
@@ -232,7 +238,7 @@ def _reliability_panel(s: Shown) -> Markup:
     parts.append(tag("text", "right, %", class_="tick", x=4, y=40))
     ece = [s.metric(key) for key in ("raw_ece", "ece")]
     numbers = " → ".join(f"{m.mean:.4f}" for m in ece if m is not None)
-    parts.append(heading(_cut(s.title, 44)))
+    parts.append(heading(cut(s.title, 44)))
     parts.append(tag("text", f"ECE, raw → calibrated: {numbers}", class_="tick", x=wide - 12, y=40, text_anchor="end"))
     return svg.picture(wide, high, f"Reliability diagram of {s.title}: ECE raw → calibrated {numbers}.", *parts)
 
@@ -254,7 +260,7 @@ def _members_panel(s: Shown, low: float, high: float) -> Markup:
     tall = 30 + row * len(s.measured) + 42
     plot = Plot(Span(low, high, left, WIDTH - 12), Span(0, len(s.measured), tall - 42, 30))
     ticks = svg.labelled([t / 100 for t in svg.ticks(100 * low, 100 * high, 6)], 100)
-    parts = [heading(_cut(s.title, 52)), plot.frame(ticks, [], "accuracy, %")]
+    parts = [heading(cut(s.title, 52)), plot.frame(ticks, [], "accuracy, %")]
     words = []
     for k, e in enumerate(s.measured):
         y, members, whole = 30 + row * (k + 0.5), e["clean"]["member_accuracy"], _accuracy(e)
@@ -298,7 +304,3 @@ def _ends(s: Series, factor: float) -> str:
 
 def _at(s: Series, x: float) -> float:
     return float(np.interp(x, [p[0] for p in s.points], [p[1] for p in s.points]))
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -108,10 +108,8 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    text = re.sub(r"([\\|*_`\[\]])", r"\\\1", " ".join(text.split()))
-    return (
-        text.replace("&", "&amp;").replace("<", "&lt;").replace(r"\[−", "[−").replace(r"\[+", "[+").replace(r"\]", "]")
-    )
+    text = re.sub(r"([\\|*_`~]|(?<=\])[(:])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _latex_cell(cell: Cell) -> str:

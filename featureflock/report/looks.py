@@ -66,8 +66,8 @@ def disputes(evaluation: Evaluation, settings: list[Shown], count: int = _PICTUR
     if not several:
         return None
     predictions = [read(s.runs[0], clean) for s in several]
-    positions, *_ = common = _common([p.positions for p in predictions])
-    parts = [_at(p, common[0]) for p in predictions]
+    positions = _common([p.positions for p in predictions])
+    parts = [_at(p, positions) for p in predictions]
     score_b = torch.stack([mutual_information(p.log_probs.double().exp()) for p in parts]).mean(0)
     order = score_b.argsort(descending=True, stable=True)[:count]
     chosen = positions[order]
@@ -113,12 +113,12 @@ def _opinions(evaluation: Evaluation, s: Shown, log_p_nc: Tensor, label: int) ->
     return Opinions(s.title, s.style, members, sum(m.right for m in members))
 
 
-def _common(many: list[Tensor]) -> list[Tensor]:
-    """Positions that all have, once: an unreadable example may be missing from some."""
+def _common(many: list[Tensor]) -> Tensor:
+    """Positions that all have: an example that could not be read may be missing from some."""
     common = many[0]
     for other in many[1:]:
         common = common[torch.isin(common, other)]
-    return [common]
+    return common
 
 
 def _at(p: Predictions, positions: Tensor) -> Predictions:

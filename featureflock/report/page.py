@@ -39,7 +39,7 @@ def page(evaluation: Evaluation) -> str:
         Section(s.name, s.title, [part for part in s.parts if part is not None])
         for s in _sections(evaluation, settings)
     ]
-    return environment.get_template("page.html").render(
+    html = environment.get_template("page.html").render(
         title=f"Evaluation on {results['data']}",
         facts=_facts(evaluation),
         tiles=tiles(results),
@@ -55,18 +55,24 @@ def page(evaluation: Evaluation) -> str:
         style=Markup((_HERE / "style.css").read_text("utf-8")),
         script=Markup((_HERE / "script.js").read_text("utf-8")),
     )
+    return html.lstrip()
 
 
 def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
     results = evaluation.results
     uncalibrated, members = tables.details(results)
+    several = any(s.members > 1 for s in settings)
     return [
-        Section("comparison", "Comparison", [tables.comparison(results), tables.differences(results)]),
+        Section(
+            "comparison",
+            "Comparison" if len(settings) > 1 else "Metrics",
+            [tables.comparison(results), tables.differences(results)],
+        ),
         Section(
             "corruption", "On corrupted pictures", [figures.corruption_boxes(settings), corruption_table(settings)]
         ),
         Section("size", "By ensemble size", [figures.by_size(settings)]),
-        Section("members", "Members", [figures.member_accuracies(settings), members]),
+        Section("members", "Members", [figures.member_accuracies(settings), members if several else None]),
         Section("looking", "Where members look", [map_grid(evaluation, settings), figures.map_similarity(settings)]),
         Section("disagreement", "Where members disagree", [disputes(evaluation, settings)]),
         Section("calibration", "Calibration", [figures.reliability(settings), uncalibrated]),

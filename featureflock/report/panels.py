@@ -43,8 +43,7 @@ class Series(NamedTuple):
 
     setting: Shown
     points: list[tuple[float, float, float | None]]
-    single: list[list[svg.Point]] = []  # noqa: RUF012 — never changed
-    dashed: bool = False
+    single: Sequence[list[svg.Point]] = ()
 
 
 class Box(NamedTuple):
@@ -105,7 +104,7 @@ def lines_panel(
         inside = [plot.line(run, "thin") for run in s.single]
         spread = [(x, max(m - sd, floor), min(m + sd, top)) for x, m, sd in s.points if sd is not None]
         inside += [plot.band(spread)] if len(spread) > 1 else []
-        inside.append(plot.line([(x, m) for x, m, _ in s.points], "line dashed" if s.dashed else "line"))
+        inside.append(plot.line([(x, m) for x, m, _ in s.points], "line"))
         if marks or len(s.points) == 1:
             for x, m, sd in s.points:
                 stray = f" ± {factors[1] * sd:.4g}" if sd is not None else ""
@@ -122,12 +121,13 @@ def boxes_panel(
     places: Sequence[str],
     boxes: Sequence[tuple[Shown, Sequence[Box | float]]],
     factor: float = 1,
+    top: float = math.inf,
 ) -> Markup:
     """At each place a box for each setting, or a mark where there is only one number."""
     count = len(boxes)
     wide = max(WIDTH, _LEFT + _RIGHT + len(places) * (count * 13 + 16))
     values = [v for _, row in boxes for each in row for v in (each if isinstance(each, Box) else [each])]
-    plot = plot_of(-0.5, len(places) - 0.5, *svg.padded(values), wide=wide)
+    plot = plot_of(-0.5, len(places) - 0.5, *svg.padded(values, floor=0, top=top), wide=wide)
     slot = (plot.x(1) - plot.x(0)) if len(places) > 1 else plot.x.end - plot.x.start
     step = min(26.0, (slot - 12) / count)
     ticks = [(float(k), place) for k, place in enumerate(places)]

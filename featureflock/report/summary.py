@@ -50,7 +50,7 @@ def sentences(results: dict[str, Any]) -> list[Sentence]:
     said = [Sentence("", _best(results) if len(settings) > 1 else _alone(settings[0]))]
     compared = [s for s in settings if s.get("differences")]
     paired = [s for s in compared if _count(s) > 1]
-    said += [_against(s) for s in paired]
+    said += _against_all(paired)
     if all(len(s["seeds"]) == 1 for s in settings):
         order = "another seed may order them otherwise" if len(settings) > 1 else "another seed may differ"
         said.append(Sentence("One seed:", f"it says nothing about noise; {order}."))
@@ -74,15 +74,25 @@ def _best(results: dict[str, Any]) -> str:
         winners = tuple(row[0].text for row in table.rows if row[place].best)
         if head.title in columns and winners:
             by_winner.setdefault(winners, []).append(_name(columns[head.title]))
-    parts = [
-        f"{in_words(names)} {'is' if len(names) == 1 else 'are equally'} best on {in_words(metrics)}"
-        for names, metrics in by_winner.items()
-    ]
+    parts = []
+    for names, metrics in by_winner.items():
+        who = in_words(names) if len(names) <= 3 else f"{len(names)} of {len(table.rows)} settings"
+        parts.append(f"{who} {'is' if len(names) == 1 else 'are equally'} best on {in_words(metrics)}")
     return f"By the means over seeds, {'; '.join(parts)}." if _seeds(results) > 1 else f"{'; '.join(parts)}."
 
 
-def _against(setting: dict[str, Any]) -> Sentence:
-    """Of one setting, for at least two shared seeds."""
+def _against_all(paired: list[dict[str, Any]]) -> list[Sentence]:
+    """Of settings with at least two shared seeds; what is the same of several is said once."""
+    by_text: dict[tuple[int, str], list[str]] = {}
+    for s in paired:
+        by_text.setdefault((_count(s), _against(s)), []).append(s["title"])
+    return [
+        Sentence(f"{in_words(titles)} against {paired[0]['against']}, over {count} shared seeds:", text)
+        for (count, text), titles in by_text.items()
+    ]
+
+
+def _against(setting: dict[str, Any]) -> str:
     sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for column in (*CLEAN, *CORRUPTED):
         found = setting["differences"].get(column.key)
@@ -91,13 +101,12 @@ def _against(setting: dict[str, Any]) -> Sentence:
             unit = " points" if column.percent else ""
             amount = f" ({column.text(found['mean'], sign=True)}{unit})" if side != "unclear" else ""
             sides[side].append(f"{_name(column)}{amount}")
-    start = f"{setting['title']} against {setting['against']}, over {_count(setting)} shared seeds:"
     parts = [f"{side} beyond noise on {in_words(sides[side])}" for side in ("better", "worse") if sides[side]]
     if not parts:
-        return Sentence(start, "no difference beyond noise on any metric.")
+        return "no difference beyond noise on any metric."
     if sides["unclear"]:
         parts.append(f"no difference beyond noise on {in_words(sides['unclear'])}")
-    return Sentence(start, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."
 
 
 def _alone(setting: dict[str, Any]) -> str:

@@ -45,6 +45,11 @@ class Cell:
     """Which setting it names."""
 
     @property
+    def for_script(self) -> str:
+        """The value as JavaScript reads it."""
+        return str(self.value).replace("inf", "Infinity")
+
+    @property
     def plain(self) -> str:
         """All of it in one line."""
         spread = f" ± {self.spread}" if self.spread else ""
@@ -123,7 +128,8 @@ def comparison(results: dict[str, Any]) -> Table:
         heads.append(Head("DEE", "high", EQUIVALENT))
         for row, s in zip(rows, settings, strict=True):
             row.append(_equivalent(s.get("deep_ensemble_equivalent")))
-    return Table("comparison", "All settings", tuple(heads), with_best(heads, rows), _seeds(settings))
+    title = "All settings" if len(settings) > 1 else "On the test sets"
+    return Table("comparison", title, tuple(heads), with_best(heads, rows), _seeds(settings))
 
 
 def differences(results: dict[str, Any]) -> Table | None:
@@ -132,20 +138,25 @@ def differences(results: dict[str, Any]) -> Table | None:
     if not compared:
         return None
     columns = [c for c in (*CLEAN, *CORRUPTED) if any(c.key in s["differences"] for _, s in compared)]
-    heads = [Head("Method", numeric=False), Head("Shared seeds"), *map(_head, columns)]
-    rows = []
-    for k, s in compared:
-        found = s["differences"]
-        shared = next(iter(found.values()))["seeds"]
-        rows.append((_name(k, s), _count(shared), *(_difference(c, found.get(c.key)) for c in columns)))
+    heads = [Head("Method", numeric=False), *map(_head, columns)]
+    rows = [[_name(k, s), *(_difference(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
+    shared = [next(iter(s["differences"].values()))["seeds"] for _, s in compared]
+    alike = len(set(shared)) == 1
+    if not alike:
+        heads.insert(1, Head("Shared seeds"))
+        for row, count in zip(rows, shared, strict=True):
+            row.insert(1, _count(count))
     several = any(d["low"] is not None for _, s in compared for d in s["differences"].values())
     note = (
-        "Mean of the differences on the same seed, with their 95 % confidence interval (Student’s t). ▲ better and "
-        "▼ worse: the interval excludes 0. No mark: no difference beyond noise."
+        f"Mean of the differences on the same seed{f', over {shared[0]} seeds,' if alike else ','} with their 95 % "
+        "confidence interval (Student’s t). ▲ better and ▼ worse: the interval excludes 0. No mark: no difference "
+        "beyond noise."
         if several
         else "One shared seed: differences without an interval, which say nothing about noise."
     )
-    return Table("differences", f"Differences from {compared[0][1]['against']}", tuple(heads), tuple(rows), note)
+    return Table(
+        "differences", f"Differences from {compared[0][1]['against']}", tuple(heads), tuple(map(tuple, rows)), note
+    )
 
 
 def details(results: dict[str, Any]) -> list[Table]:
@@ -179,6 +190,11 @@ def fixed(value: float, digits: int, sign: bool = False) -> str:
     if float(text) == 0:
         text = text.replace("-", "+" if sign else "")
     return text.replace("-", MINUS)
+
+
+def cut(text: str, length: int) -> str:
+    """A title that fits."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def in_words(parts: Iterable[str]) -> str:
@@ -223,7 +239,7 @@ def _difference(column: Column, found: dict[str, Any] | None) -> Cell:
     if found is None:
         return Cell("–")
     text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
-    aside = "" if low is None else f"[{column.text(low, sign=True)}, {column.text(high, sign=True)}]"
+    aside = "" if low is None else f"[{column.text(low)}, {column.text(high)}]"
     return Cell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
 
 
