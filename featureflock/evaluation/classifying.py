@@ -79,7 +79,7 @@ class Classifier:
 
     def maps(self, read: Sequence[tuple[Path, Image.Image, str]]) -> Tensor:
         """Class activation maps (n, B, h, w) of the pictures."""
-        return maps_of(self.predictor, self._examples(read))[0]
+        return maps_of(self.predictor, self._examples(read)).maps
 
     def _examples(self, read: Sequence[tuple[Path, Image.Image, str]]) -> InMemory:
         x = self.format.batch([picture for _, picture, _ in read])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from featureflock.data import Examples
 from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.grad_cam import cam_similarity, class_activation_maps, empty_share
-from featureflock.evaluation.predictions import Predictor, Tick, keep, kept
+from featureflock.evaluation.predictions import Predictor, Tick, keep, kept, readable
 from featureflock.evaluation.runs import TrainedRun
 
 _BATCH = 100
@@ -58,20 +58,31 @@ def map_pictures(predictor: Predictor, which: Which, chosen: list[Condition], ti
     """Compute the maps of these pictures, and keep them."""
     parts = []
     for condition in chosen:
-        parts.append(maps_of(predictor, condition.load(condition.positions)))
+        found = maps_of(predictor, condition.load(condition.positions))
+        parts.append(found._replace(positions=condition.positions[found.positions]))
         tick(len(condition.positions))
-    maps, classes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    positions = torch.cat([condition.positions for condition in chosen])
-    keep(predictor.run, _file(which), _identity(chosen), KeptMaps(maps, classes, positions)._asdict())
+    keep(predictor.run, _file(which), _identity(chosen), joined(parts)._asdict())
 
 
-def maps_of(predictor: Predictor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Maps (n, B, h, w) and classes (n, B) of examples, on the CPU."""
+def maps_of(predictor: Predictor, examples: Examples) -> KeptMaps:
+    """The maps of examples, on the CPU; those that cannot be read are left out."""
     ens, setup = predictor.ensemble, predictor.setup
     order = list(torch.arange(len(examples)).split(_BATCH))
-    batches = examples.batches(order, torch.device(setup.device))
-    found = [class_activation_maps(ens, setup.inputs(batch.x)) for batch in batches if len(batch.y)]
-    return torch.cat([part.maps.cpu() for part in found], 1), torch.cat([part.classes.cpu() for part in found], 1)
+    parts = []
+    for positions, batch in zip(order, examples.batches(order, torch.device(setup.device)), strict=True):
+        if batch.unreadable:
+            positions = positions[readable(examples, positions)]
+        if len(batch.y):
+            found = class_activation_maps(ens, setup.inputs(batch.x))
+            parts.append(KeptMaps(found.maps.cpu(), found.classes.cpu(), positions))
+    return joined(parts)
+
+
+def joined(parts: Sequence[KeptMaps]) -> KeptMaps:
+    if not parts:
+        raise OSError("None of the pictures could be read, so there are no class activation maps.")
+    maps, classes, positions = zip(*parts, strict=True)
+    return KeptMaps(torch.cat(maps, 1), torch.cat(classes, 1), torch.cat(positions))
 
 
 def read_maps(run: TrainedRun, which: Which, chosen: list[Condition]) -> KeptMaps | None:

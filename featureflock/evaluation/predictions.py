@@ -71,7 +71,7 @@ class Predictor:
         parts = []
         for positions, batch in zip(order, examples.batches(order, torch.device(setup.device)), strict=True):
             if batch.unreadable:
-                positions = positions[_readable(examples, positions)]
+                positions = positions[readable(examples, positions)]
             if len(batch.y):
                 with setup.computing(len(batch.y) == _BATCH):
                     logits = ens(setup.inputs(batch.x))
@@ -138,7 +138,7 @@ def _about(run: TrainedRun, identity: str) -> dict[str, str]:
     return {"format": _FORMAT, "weights": run.weights, "condition": identity}
 
 
-def _readable(examples: Examples, positions: Tensor) -> Tensor:
+def readable(examples: Examples, positions: Tensor) -> Tensor:
     """Whether each of these examples can be read, asked one by one."""
     one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
     return torch.tensor([len(batch.y) > 0 for batch in one_by_one])
