@@ -68,7 +68,9 @@ def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, own_cache)
     for name, condition in before.items():
         assert condition.identity == after[name].identity
         chosen = torch.tensor([1, 5])
-        assert torch.equal(condition.load(chosen).x, after[name].load(chosen).x)
+        made, read = condition.load(chosen), after[name].load(chosen)
+        assert torch.equal(made.x, read.x)
+        assert (made.labels.tolist(), made.scale) == (read.labels.tolist(), read.scale) == ([1, 5], SCALE)
 
 
 def test_published_files_are_preferred_and_have_an_identity_of_their_own(colour, tmp_path):

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from featureflock.evaluation.cam_picture import cam_grid
 from featureflock.evaluation.evaluating import Evaluation
-from featureflock.evaluation.maps import KeptMaps
 from featureflock.report.looks import article, class_name, data_uri, pictures_of
 from featureflock.report.settings import Shown, baseline_of
 from featureflock.report.tables import in_words
@@ -29,7 +28,7 @@ def map_grid(evaluation: Evaluation, settings: list[Shown]) -> Grid | None:
     """Deep Ensembles above, others below; None where no maps were computed."""
     baseline = baseline_of(settings)
     order = sorted((s for s in settings if s.members > 1), key=lambda s: s is not baseline)
-    kept = [(s, found) for s in order if (found := _maps(evaluation, s)) is not None][:_SETTINGS]
+    kept = [(s, found) for s in order if (found := evaluation.maps(s.runs[0])) is not None][:_SETTINGS]
     if not kept:
         return None
     positions = kept[0][1].positions
@@ -51,11 +50,6 @@ def map_grid(evaluation: Evaluation, settings: list[Shown]) -> Grid | None:
     )
     alt = f"Class activation maps of {whose}, over pictures of {what}."
     return Grid(data_uri(image.quantize(256)), alt, caption, image.width)
-
-
-def _maps(evaluation: Evaluation, s: Shown) -> KeptMaps | None:
-    found = evaluation.maps(s.runs[0])
-    return found if found is not None and found.maps.shape[1] == len(found.positions) else None
 
 
 def _one_of_each_class(labels: Tensor) -> Tensor:
