@@ -16,6 +16,7 @@ from featureflock import evaluation as ev
 from featureflock.corruptions import corrupt
 from featureflock.data import Digits, OwnData
 from featureflock.evaluation import Protocol, evaluate
+from featureflock.evaluation.maps import read_maps
 from featureflock.evaluation.runs import read_run
 from featureflock.methods import DeepEnsembles, Single
 from featureflock.models import MLP
@@ -163,6 +164,13 @@ def test_maps_of_all_members_are_compared(evaluation, results):
     again = ev.class_activation_maps(ff.load(run.folder.ensemble), batch.x)
     torch.testing.assert_close(kept.maps[:, 4:5], again.maps, atol=1e-4, rtol=1e-3)
     assert torch.equal(kept.classes[:, 4:5], again.classes)
+
+
+def test_maps_of_other_pictures_are_not_taken_for_these(evaluation):
+    run, (clean,) = evaluation.settings[0].runs[0], evaluation.mapped["clean"]
+    assert read_maps(run, "clean", [clean]) is not None
+    assert read_maps(run, "clean", [replace(clean, positions=clean.positions + 1)]) is None
+    assert read_maps(run, "clean", [replace(clean, identity="another")]) is None
 
 
 def test_nothing_is_computed_twice(runs, results, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import featureflock as ff
 from featureflock import cli
 from featureflock import evaluation as ev
 from featureflock.data import Digits
+from featureflock.evaluation.classifying import Answer, Guess
 from featureflock.methods import DeepEnsembles, FeatureWGD
 
 
@@ -78,6 +80,13 @@ def test_it_is_what_the_calibrated_ensemble_says(command, run, picture, digit):
     assert answer["votes"] == int((members.argmax(-1) == p.argmax()).sum())
     assert answer["mutual_information"] == pytest.approx(ev.mutual_information(members[:, None]).item(), abs=1e-5)
     assert answer["note"] == "grey"
+
+
+def test_votes_are_those_for_the_answer():
+    seven, one = Guess(7, "7", 0.6), Guess(1, "1", 0.5)
+    answer = Answer(Path("x.png"), (seven, one), (one, seven, seven, one, seven), 0.1, "")
+    assert answer.votes == 3
+    assert answer._replace(members=(one, one, one)).votes == 0
 
 
 def test_the_table_says_it_in_words(command, run, picture):
