@@ -73,10 +73,27 @@ def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, own_cache)
         assert (made.labels.tolist(), made.scale) == (read.labels.tolist(), read.scale) == ([1, 5], SCALE)
 
 
-def test_published_files_are_preferred_and_have_an_identity_of_their_own(colour, tmp_path):
+def published(folder, labels):
+    """Fog that is the same everywhere, 40 times its severity."""
+    folder.mkdir(parents=True, exist_ok=True)
     blocks = np.stack([np.full((30, 32, 32, 3), 40 * s, np.uint8) for s in range(1, 6)]).reshape(-1, 32, 32, 3)
-    np.save(tmp_path / "fog.npy", blocks)
-    np.save(tmp_path / "labels.npy", np.tile(colour.test.labels.numpy(), 5).astype(np.uint8))
+    np.save(folder / "fog.npy", blocks)
+    np.save(folder / "labels.npy", np.tile(labels.numpy(), 5).astype(np.uint8))
+
+
+def test_published_files_in_the_cache_go_before_made_ones(colour, own_cache):
+    labels = colour.test.labels
+    make_set(hwc(colour), labels.numpy(), own_cache / "cifar10-c", corruptions=("fog", "brightness"), workers=1)
+    published(own_cache / "cifar10-c-published", labels)
+    said = []
+    found = by_name(colour, FOG, "CIFAR10", said)
+    assert (found["fog-2"].load(torch.tensor([7])).x == 80).all()
+    assert found["brightness-2"].source == "Corrupted pictures: made by featureflock."
+    assert len(said) == 2
+
+
+def test_published_files_of_ones_own_have_an_identity_of_their_own(colour, tmp_path):
+    published(tmp_path, colour.test.labels)
     protocol = Protocol(corruptions=("fog",), severities=(2,), corrupted=tmp_path)
     found = by_name(colour, protocol)["fog-2"]
     assert (found.load(torch.tensor([7])).x == 80).all()
@@ -155,6 +172,7 @@ def test_foreign_pictures_get_the_size_and_the_colours(colour, grey):
     red[..., 0] = 255
     assert (foreign(red, colour.test).x == torch.tensor([255, 0, 0]).view(1, 3, 1, 1)).all()
     assert (foreign(red, grey.test).x == round(0.299 * 16)).all()
+    assert (foreign(np.roll(red, 1, -1), grey.test).x == round(0.587 * 16)).all()
 
 
 def test_pictures_to_show(colour, grey):
