@@ -64,7 +64,7 @@ def make_evaluation(
             heat = torch.rand(n, examples, 4, 4, generator=noise)
             held = {"maps": heat, "classes": labels.expand(n, -1).contiguous(), "positions": positions}
             keep(run, _file(which), _identity(chosen), held)
-    measured = {str(run): measure_run(run, conditions, mapped) for run in runs}
+    measured = {str(run): measure_run(run, run.folder.path.name, conditions, mapped) for run in runs}
     rows = settings(runs)
     results = {
         "data": "Digits",

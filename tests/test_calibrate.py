@@ -100,6 +100,21 @@ def test_it_is_loaded_into_an_ensemble_that_json_cannot_describe(ens, batches, t
     assert ff.load(tmp_path / "ens", into=blank).temperature == temperature
 
 
+def test_several_tensors_are_inputs_too_and_an_empty_batch_is_none(batches):
+    class Both(nn.Module):
+        def forward(self, x):
+            return x["a"] + x["b"]
+
+    ens = ff.Ensemble([Both()], nn.Linear(5, 4).double())
+    pairs = [({"a": x, "b": x}, y) for x, y in batches]
+    empty = ({"a": torch.zeros(0, 5), "b": torch.zeros(0, 5)}, torch.zeros(0, dtype=torch.int64))
+    assert ff.calibrate(ens, [*pairs, empty]) == ff.calibrate(ens, pairs)
+    with pytest.raises(ValueError, match="gave no batch"):
+        ff.calibrate(ens, [empty])
+    with pytest.raises(TypeError, match="calibrate takes an Ensemble; got Linear"):
+        ff.calibrate(nn.Linear(2, 2), pairs)
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
 def test_only_positive_finite_temperatures(ens, wrong):
     with pytest.raises(ValueError, match="must be positive and finite, or None"):

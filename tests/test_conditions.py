@@ -12,7 +12,8 @@ from featureflock.data.cache import cache_folder
 from featureflock.data.folders import IMAGENET_SCALE
 from featureflock.evaluation import Protocol
 from featureflock.evaluation import conditions as sets
-from featureflock.evaluation.pictures import altered, are_pictures, foreign, to_show
+from featureflock.evaluation.foreign import ForeignPictures
+from featureflock.evaluation.pictures import altered, are_pictures, to_show
 
 FOG = Protocol(corruptions=("fog", "brightness"), severities=(2, 5))
 SCALE = Scale((10.0, 20.0, 30.0), (2.0, 3.0, 4.0))
@@ -38,6 +39,11 @@ def grey():
 def by_name(splits, protocol, name="Own", said=None):
     say = (lambda text: None) if said is None else said.append
     return {c.name: c for c in sets.corrupted(splits, name, protocol, say)}
+
+
+def bytes_of(examples):
+    """What a reader reads, before it is scaled."""
+    return torch.stack([examples.reader.read(int(index), None) for index in examples.indices])
 
 
 def hwc(splits):
@@ -144,9 +150,10 @@ def test_what_is_not_altered_stays_the_same(colour, grey):
 def test_noise_is_the_same_each_time_and_of_every_value(colour):
     found = {c.name: c for c in sets.unfamiliar(colour, "Own", Protocol(unfamiliar=("noise",)))}
     condition = found["unfamiliar-noise"]
-    x = condition.load(condition.positions).x
+    x = bytes_of(condition.load(condition.positions))
     assert len(x) == 30
-    assert torch.equal(x[[4, 9]], condition.load(torch.tensor([4, 9])).x)
+    assert torch.equal(x[[4, 9]], bytes_of(condition.load(torch.tensor([4, 9]))))
+    assert not torch.equal(x[4], x[9])
     assert torch.bincount(x.flatten().long(), minlength=256).min() > 200
     assert condition.is_unfamiliar
     assert not condition.is_corrupted
@@ -156,10 +163,24 @@ def test_a_folder_of_pictures_is_unfamiliar(grey, tmp_path):
     for k in range(3):
         Image.new("RGB", (40, 20), (255, 255, 255) if k else (0, 0, 0)).save(tmp_path / f"{k}.png")
     (condition,) = sets.unfamiliar(grey, "Own", Protocol(unfamiliar=(str(tmp_path),)))
-    x = condition.load(condition.positions)
-    assert x.x.shape == (3, 1, 8, 8)
-    assert x.x.amax((1, 2, 3)).tolist() == [0, 16, 16]
-    assert x.scale == grey.test.scale
+    examples = condition.load(condition.positions)
+    x = bytes_of(examples)
+    assert x.shape == (3, 1, 8, 8)
+    assert x.amax((1, 2, 3)).tolist() == [0, 16, 16]
+    assert examples.scale == grey.test.scale
+    Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
+    (changed,) = sets.unfamiliar(grey, "Own", Protocol(unfamiliar=(str(tmp_path),)))
+    assert changed.identity != condition.identity
+
+
+def test_unfamiliar_folders_need_names_that_tell_them_apart(grey, tmp_path):
+    for folder in ("a/photos", "b/photos", "noise"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "x.png")
+    a, b, noise = (str(tmp_path / name) for name in ("a/photos", "b/photos", "noise"))
+    for pair, name in (((a, b), "photos"), (("noise", noise), "noise")):
+        with pytest.raises(ValueError, match=f"Two sets of unfamiliar inputs are called {name}"):
+            list(sets.unfamiliar(grey, "Own", Protocol(unfamiliar=pair)))
 
 
 def test_unknown_unfamiliar_inputs_are_refused(colour):
@@ -168,11 +189,16 @@ def test_unknown_unfamiliar_inputs_are_refused(colour):
 
 
 def test_foreign_pictures_get_the_size_and_the_colours(colour, grey):
-    red = np.zeros((2, 10, 10, 3), np.uint8)
+    red = np.zeros((10, 10, 3), np.uint8)
     red[..., 0] = 255
-    assert (foreign(red, colour.test).x == torch.tensor([255, 0, 0]).view(1, 3, 1, 1)).all()
-    assert (foreign(red, grey.test).x == round(0.299 * 16)).all()
-    assert (foreign(np.roll(red, 1, -1), grey.test).x == round(0.587 * 16)).all()
+
+    def read(picture, test):
+        return ForeignPictures.like(test, lambda index: picture, 1, "red").read(0, None)
+
+    assert (read(red, colour.test) == torch.tensor([255, 0, 0]).view(3, 1, 1)).all()
+    assert read(red, colour.test).shape == (3, 32, 32)
+    assert (read(red, grey.test) == round(0.299 * 16)).all()
+    assert (read(np.roll(red, 1, -1), grey.test) == round(0.587 * 16)).all()
 
 
 def test_pictures_to_show(colour, grey):

@@ -17,6 +17,7 @@ from featureflock.corruptions import corrupt
 from featureflock.data import Digits, OwnData
 from featureflock.evaluation import Protocol, evaluate
 from featureflock.evaluation.maps import read_maps
+from featureflock.evaluation.measuring import remarks
 from featureflock.evaluation.runs import read_run
 from featureflock.methods import DeepEnsembles, Single
 from featureflock.models import MLP
@@ -214,6 +215,46 @@ def test_results_are_json_without_paths(results, tmp_path_factory):
     assert results["provenance"]["machine"]["cores"]
 
 
+def test_the_deep_ensembles_that_share_seeds_and_recipe_are_compared_with(runs, tmp_path):
+    """Whatever the order; and the largest tell what a setting is worth."""
+    apart = train_small(tmp_path / "apart", [DeepEnsembles()], [7], members=2)
+    longer = train_small(tmp_path / "longer", [DeepEnsembles()], [0, 1], epochs=4)
+    few = replace(PROTOCOL, corruptions=(), unfamiliar=(), maps=0)
+    results = evaluate([*apart, *longer, *runs], few).results
+    titles = {s["title"].split(" (")[0]: s for s in results["settings"] if "differences" in s}
+    (setting,) = titles.values()
+    assert setting["against"] == "Deep Ensembles (members 3, epochs 3)"
+    assert setting["otherwise_differing"] == []
+    assert setting["differences"]["nll"]["seeds"] == 2
+    without = evaluate([*apart, *longer, *runs[2:]], few).results["settings"][-1]
+    assert without["against"] == "Deep Ensembles (members 3, epochs 4)"
+    assert without["otherwise_differing"] == ["epochs"]
+    alone = evaluate([*apart, *runs[2:]], few).results
+    assert alone["settings"][-1]["differences"] == {}
+    assert "no Deep Ensembles that share a seed" in alone["notes"][-1]
+
+
+def test_runs_of_equal_folder_names_are_told_apart(runs, tmp_path):
+    for k, folder in enumerate(runs[:2]):
+        shutil.copytree(folder, tmp_path / f"m{k}" / "run")
+    few = replace(PROTOCOL, corruptions=(), unfamiliar=(), maps=0)
+    results = evaluate([tmp_path / "m0" / "run", tmp_path / "m1" / "run"], few).results
+    assert [entry["folder"] for entry in results["runs"]] == ["m0/run", "m1/run"]
+    assert results["settings"][0]["runs"] == ["m0/run", "m1/run"]
+
+
+def test_temperatures_at_their_bound_are_remarked_upon():
+    entry = {
+        "clean": {"examples": 9, "temperatures": [1.0, 0.01]},
+        "corrupted": {"fog": {"1": {"temperatures": [2.0]}}},
+    }
+    (remark,) = remarks([entry], asked=9)
+    assert remark.startswith("On 1 of 2 test sets of all runs some half was predicted so well")
+    entry["clean"]["temperatures"] = [1.0, 0.011]
+    assert remarks([entry], asked=9) == []
+    assert remarks([entry], asked=11) == ["2 of 11 test examples cannot be read and are left out."]
+
+
 def test_one_network_by_itself(tmp_path):
     folders = train_small(tmp_path, [Single()], [0], members=1, epochs=1)
     results = evaluate(folders, replace(PROTOCOL, corruptions=(), unfamiliar=())).results
@@ -247,7 +288,7 @@ def test_data_of_ones_own(tmp_path):
 def test_runs_of_other_data_are_not_compared(runs, tmp_path):
     recipe = replace(SMALL, data=Digits(views=2), method=DeepEnsembles(), epochs=1)
     train(recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match="which have other test sets; evaluate them apart"):
+    with pytest.raises(ValueError, match=r"have other test sets \(data.views is 1 instead of 2\); evaluate them apart"):
         evaluate([runs[0], tmp_path / "run"], PROTOCOL)
 
 

@@ -1,6 +1,7 @@
 """featureflock predict: a user's own pictures, of whatever kind they are."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from featureflock import evaluation as ev
 from featureflock.data import Digits
 from featureflock.evaluation.classifying import Answer, Guess
 from featureflock.methods import DeepEnsembles, FeatureWGD
+from featureflock.models import MLP
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +172,50 @@ def test_bad_pictures_are_refused_each_in_a_sentence_and_the_others_answered(com
     out, err, code = command(run, *words)
     assert "digit.png" in out
     assert "letter.txt is no picture that can be read" in err
-    assert "cut.png is a damaged picture" in err
+    assert "cut.png is damaged, or no picture of a usual kind" in err
     assert "folder is a folder; give the pictures in it" in err
     assert "There is no file" in err
     assert "Traceback" not in err
     assert code != 0
+
+
+def test_a_run_that_cannot_be_written_to_answers_all_the_same(command, run, picture, monkeypatch):
+    (expected,) = as_json(command, run, picture)
+    shutil.rmtree(run / "predictions")
+    monkeypatch.setattr("featureflock.evaluation.predictions.write_atomically", _full_disk)
+    out, err, code = command(run, picture, "--json")
+    assert code == 0
+    assert json.loads(out) == [expected]
+    assert "It will be done again the next time" in err
+
+
+def _full_disk(path, data):
+    raise OSError(28, "No space left on device")
+
+
+def test_sixteen_bits_with_a_transparent_colour(command, run, picture, tmp_path):
+    with Image.open(picture) as grey:
+        sixteen = Image.fromarray((np.array(grey).astype(np.uint16) << 8) + 7)
+    sixteen.save(tmp_path / "plain.png")
+    sixteen.save(tmp_path / "transparent.png", transparency=1)
+    plain, transparent = as_json(command, run, tmp_path / "plain.png", tmp_path / "transparent.png")
+    assert plain["probability"] == transparent["probability"]
+    assert plain["note"] == "16 bits reduced to 8, grey"
+
+
+def test_a_pipe_is_no_picture(command, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "pipe.png is no ordinary file" in command(run, tmp_path / "pipe.png")[1]
+
+
+def test_networks_without_convolutions_cannot_be_explained(command, picture, tmp_path):
+    (run,) = train_small(tmp_path / "flat", [DeepEnsembles()], [0], epochs=1, model=MLP((8,)))
+    out, err, code = command(run, picture, "--explain")
+    assert code
+    assert "--explain is for networks with convolutions" in err
+    assert not out
+    _, err, _ = command(run, picture, "--explain", "--out", tmp_path / "why.txt")
+    assert "why.txt must end in .png, .jpg or .webp" in err
 
 
 def test_explanation_is_drawn(command, run, picture, tmp_path):

@@ -1,20 +1,23 @@
 """Predictions: each member's, computed once, kept beside the run, and used only for what they are of."""
 
+import os
 import shutil
 
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from small_ensembles import train_small
 from torch.testing import assert_close
+from torch.utils.data import TensorDataset
 
 import featureflock as ff
-from featureflock.data import Digits, Streamed
+from featureflock.data import Digits, ImageFolder, Streamed, from_dataset
 from featureflock.data.streamed import Reader
 from featureflock.evaluation import Protocol
 from featureflock.evaluation import conditions as sets
 from featureflock.evaluation.conditions import Condition
-from featureflock.evaluation.predictions import Predictor, is_kept, predict, read
+from featureflock.evaluation.predictions import Predictor, is_kept, keep_predictions, predict, read
 from featureflock.evaluation.runs import read_run
 from featureflock.methods import DeepEnsembles
 
@@ -35,9 +38,13 @@ def splits():
     return Digits().load()
 
 
+def compute(run, condition):
+    keep_predictions(run, condition, predict(Predictor(run), condition))
+
+
 def test_they_are_what_the_members_say(run, splits):
     condition = sets.clean(splits)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     kept = read(run, condition)
     (batch,) = splits.test.batches([torch.arange(len(splits.test))], torch.device("cpu"))
     ens = ff.load(run.folder.ensemble).eval()
@@ -50,11 +57,11 @@ def test_they_are_what_the_members_say(run, splits):
 
 def test_fewer_examples_are_taken_from_more_but_not_the_other_way(run, splits):
     some, every = sets.clean(splits, Protocol(examples=50)), sets.clean(splits)
-    predict(Predictor(run), some)
+    compute(run, some)
     assert is_kept(run, some)
     assert not is_kept(run, every)
     first = read(run, some)
-    predict(Predictor(run), every)
+    compute(run, every)
     assert is_kept(run, some)
     again = read(run, some)
     assert torch.equal(again.positions, some.positions)
@@ -62,9 +69,23 @@ def test_fewer_examples_are_taken_from_more_but_not_the_other_way(run, splits):
     assert_close(again.log_probs, first.log_probs, atol=1e-5, rtol=0)  # other batches, other rounding
 
 
+def test_fewer_do_not_replace_more(run, splits):
+    """As when two evaluations run at once."""
+    some, every = sets.clean(splits, Protocol(examples=50)), sets.clean(splits)
+    late = predict(Predictor(run), some)
+    compute(run, every)
+    keep_predictions(run, some, late)
+    assert len(read(run, every).labels) == 597
+    path = run.folder.predictions / "clean.safetensors"
+    path.unlink()
+    compute(run, some)
+    with pytest.raises(ValueError, match="has no predictions on clean"):
+        read(run, every)
+
+
 def test_other_weights_or_another_test_set_make_them_void(run, splits):
     condition = sets.clean(splits)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     other = Condition("clean", "another", condition.positions, condition.load)
     assert not is_kept(run, other)
     with pytest.raises(ValueError, match="has no predictions on clean; evaluate it first"):
@@ -76,9 +97,31 @@ def test_other_weights_or_another_test_set_make_them_void(run, splits):
     assert not is_kept(read_run(run.folder.path), condition)
 
 
+def test_files_that_changed_are_predicted_again(tmp_path):
+    for part in ("train", "val"):
+        for k in range(2):
+            (tmp_path / part / str(k)).mkdir(parents=True)
+            Image.new("L", (8, 8), 200 * k).save(tmp_path / part / str(k) / "x.png")
+    before = sets.clean(ImageFolder(tmp_path, size=8, workers=0).load())
+    assert before.identity == sets.clean(ImageFolder(tmp_path, size=8, workers=0).load()).identity
+    assert before.identity != sets.clean(ImageFolder(tmp_path, size=6, workers=0).load()).identity
+    path = tmp_path / "val" / "1" / "x.png"
+    old = path.stat()
+    Image.new("L", (8, 8), 10).save(path)
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns + 10_000))
+    assert before.identity != sets.clean(ImageFolder(tmp_path, size=8, workers=0).load()).identity
+
+
+def test_of_a_dataset_of_ones_own_nothing_is_taken_for_granted():
+    data = TensorDataset(torch.rand(6, 3), torch.arange(6) % 2)
+    examples = from_dataset(data)
+    assert examples.digest() == from_dataset(data).digest()
+    assert examples.identity() != from_dataset(data).identity()
+
+
 def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
     condition = sets.clean(splits)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     ens = ff.load(run.folder.ensemble)
     ens.temperature = 2.0
     ff.save(ens, run.folder.ensemble)
@@ -88,18 +131,18 @@ def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b)])
 def test_a_damaged_file_is_computed_again(run, splits, damage):
     condition = sets.clean(splits)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     assert not is_kept(run, condition)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     assert torch.equal(read(run, condition).log_probs, before.log_probs)
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(run, splits):
     run.folder.predictions.write_text("in the way")
     with pytest.raises(OSError, match="predictions could not be written to"):
-        predict(Predictor(run), sets.clean(splits, Protocol(examples=10)))
+        compute(run, sets.clean(splits, Protocol(examples=10)))
 
 
 def test_what_fails_half_way_leaves_nothing_behind(run, splits):
@@ -144,7 +187,7 @@ def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
     test = splits.test
     streamed = Streamed(Scans(test.x, {3, 300, 301}), test.labels, scale=test.scale)
     condition = Condition("streamed", "scans", torch.arange(len(test)), streamed.select)
-    predict(Predictor(run), condition)
+    compute(run, condition)
     assert is_kept(run, condition)
     kept = read(run, condition)
     assert sorted(set(range(len(test))) - set(kept.positions.tolist())) == [3, 300, 301]
@@ -155,7 +198,7 @@ def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
 
 def test_the_file_says_what_it_is(run, splits):
     condition = sets.clean(splits, Protocol(examples=20))
-    predict(Predictor(run), condition)
+    compute(run, condition)
     path = run.folder.predictions / "clean.safetensors"
     tensors = safetensors.torch.load_file(path)
     assert tensors["log_probs"].shape == (3, 20, 10)

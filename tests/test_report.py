@@ -42,7 +42,7 @@ def difference(mean, low=None, high=None, seeds=3):
 
 
 def results_of(*settings):
-    return {"data": "Digits", "examples": 100, "settings": list(settings)}
+    return {"data": "Digits", "examples": 100, "conditions": ["clean"], "settings": list(settings)}
 
 
 THREE = results_of(

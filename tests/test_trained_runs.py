@@ -80,6 +80,19 @@ def test_folders_that_are_no_finished_runs_are_refused(runs, tmp_path):
         read_run(broken)
 
 
+@pytest.mark.parametrize(("name", "text"), [("recipe", "[]"), ("environment", "{}"), ("result", "{}")])
+def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
+    shutil.copytree(runs[0], tmp_path / "run")
+    path = tmp_path / "run" / f"{name}.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{name}\.json is not what `featureflock train` writes"):
+        read_run(tmp_path / "run")
+    if name == "environment":
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match=r"environment\.json is missing"):
+            read_run(tmp_path / "run")
+
+
 def test_data_of_ones_own_are_asked_for(tmp_path):
     x, y = torch.rand(40, 6), torch.arange(40) % 2
     data = OwnData(train=(x, y), test=(x, y))

@@ -15,6 +15,7 @@ from rich.table import Table
 from featureflock.commands.terminal import make_console
 from featureflock.evaluation.cam_picture import cam_grid
 from featureflock.evaluation.classifying import Answer, Classifier
+from featureflock.evaluation.maps import can_map
 from featureflock.evaluation.predictions import Predictor
 from featureflock.evaluation.runs import read_run
 from featureflock.training import Engine
@@ -50,15 +51,18 @@ def main(args: list[str]) -> None:
         raise ValueError("Say which pictures: featureflock predict RUN picture.png …")
     if options.top < 1:
         raise ValueError(f"--top must be at least 1; got {options.top}.")
-    if options.explain and (options.out.is_dir() or not options.out.absolute().parent.is_dir()):
-        raise ValueError(f"--out {options.out} cannot be written; give a file in a folder that exists.")
+    if options.explain:
+        _check_drawing(options.out)
     console = make_console()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
     run = read_run(options.run)
-    classifier = Classifier(run, Predictor(run, Engine(device=options.device)), say)
+    predictor = Predictor(run, Engine(device=options.device))
+    if options.explain and not can_map(predictor):
+        raise ValueError("--explain is for networks with convolutions, which this run has not; leave it out.")
+    classifier = Classifier(run, predictor, say)
     read: list[tuple[Path, Image.Image, str]] = []
     refused = []
     for path in options.pictures:
@@ -82,6 +86,13 @@ def main(args: list[str]) -> None:
         say(f"wrote {options.out}")
     if refused:
         raise ValueError(" ".join(refused))
+
+
+def _check_drawing(path: Path) -> None:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"--out {path} cannot be written; give a file in a folder that exists.")
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise ValueError(f"--out {path} must end in .png, .jpg or .webp.")
 
 
 def _table(answers: list[Answer]) -> Table:

@@ -52,7 +52,11 @@ class Examples(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """What tells whether two sets of examples are the same."""
+        """What tells whether two sets of examples are the same, wherever they lie."""
+
+    def identity(self) -> str:
+        """What tells whether a network sees the same numbers and labels as before: stricter than `digest`."""
+        return self.digest()
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,9 @@ class InMemory(Examples):
 
     def digest(self) -> str:
         return content_digest(self.x, self.labels)
+
+    def identity(self) -> str:
+        return f"{self.digest()} {self.scale}"
 
 
 def checked_labels(y: Tensor, count: int) -> Tensor:

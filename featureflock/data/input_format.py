@@ -16,6 +16,10 @@ from featureflock.data.examples import InMemory, Scale, as_numbers
 from featureflock.data.folders import PictureFiles, centre, in_colour
 from featureflock.data.streamed import Streamed
 
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
+"""Those that Pillow reads without the help of another program."""
+_NOTES = {"CMYK": "printing colours (CMYK) converted to RGB", "L": "grey", "I;16": "16 bits reduced to 8, grey"}
+
 
 @dataclass(frozen=True)
 class InputFormat:
@@ -89,14 +93,19 @@ def _opened(path: Path) -> tuple[Image.Image, list[str]]:
     """The picture in RGB, upright, and notes on what had to be converted."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the pictures in it, such as {path}/*.png.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file, so it cannot be a picture.")
+    Image.init()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as file:
-                mode = file.mode
+            with Image.open(path, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as file:
+                notes = [words for start, words in _NOTES.items() if file.mode.startswith(start)]
                 upright = ImageOps.exif_transpose(file)
-                if "A" in upright.getbands() or "transparency" in upright.info:
+                transparent = "A" in upright.getbands() or "transparency" in upright.info
+                if transparent and not upright.mode.startswith("I"):
+                    notes.append("what is transparent is white")
                     layer = upright.convert("RGBA")
                     upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
                 picture = in_colour(upright)
@@ -109,6 +118,5 @@ def _opened(path: Path) -> tuple[Image.Image, list[str]]:
     except PermissionError:
         raise PermissionError(f"{path} may not be read; change its permissions.") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is a damaged picture ({error}).") from error
-    note = {"CMYK": "printing colours (CMYK) converted to RGB", "L": "grey"}.get(mode)
-    return picture, [note] if note else []
+        raise ValueError(f"{path} is damaged, or no picture of a usual kind ({error}).") from error
+    return picture, notes

@@ -5,6 +5,7 @@ An example that cannot be read is named and left out of its batch; only when tha
 
 import random
 import signal
+import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from featureflock.data.augment import Draw
-from featureflock.data.examples import Batch, Examples, Scale, as_numbers, checked_labels
+from featureflock.data.examples import Batch, Examples, Scale, as_numbers, checked_labels, content_digest
 from featureflock.data.randomness import random_bits
 
 _Key = tuple[int, int, Draw | None]
@@ -39,7 +40,11 @@ class Reader(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """What tells whether two readers read the same."""
+        """What tells whether two readers read the same, wherever that lies."""
+
+    def identity(self) -> str:
+        """What tells whether it reads the same as before; by default nothing does, so that nothing is taken for it."""
+        return uuid.uuid4().hex
 
 
 class Streamed(Examples):
@@ -94,6 +99,9 @@ class Streamed(Examples):
 
     def digest(self) -> str:
         return self.reader.digest()
+
+    def identity(self) -> str:
+        return f"{self.reader.identity()} {content_digest(self.labels, self.indices)} {self.scale}"
 
 
 def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers: int = 0) -> Streamed:

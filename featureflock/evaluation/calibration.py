@@ -97,13 +97,17 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
     Returns:
         T: above 1 where the ensemble was too sure, below 1 where it was not sure enough.
     """
+    if not isinstance(ens, Ensemble):
+        raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
     where = next((p.device for p in ens.parameters()), torch.device("cpu"))
     parts = []
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise ValueError("calibrate needs batches (inputs, labels), labels a tensor of class numbers.")
         x, y = batch
-        log_p = mean_log_probs(ens.member_log_probs(x.to(where) if isinstance(x, Tensor) else x).double())
+        if not len(y):
+            continue
+        log_p = mean_log_probs(ens.member_log_probs(_on(x, where)).double())
         if not torch.isfinite(log_p).all():
             raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
         parts.append((log_p, checked_labels(y, log_p)))
@@ -112,6 +116,15 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
     log_probs, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     ens.temperature = fit_temperature(log_probs, labels)
     return ens.temperature
+
+
+def _on(x: Any, device: torch.device) -> Any:
+    """Inputs on a device, also where they are several tensors."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, dict):
+        return {key: _on(part, device) for key, part in x.items()}
+    return type(x)(_on(part, device) for part in x) if type(x) in (tuple, list) else x
 
 
 def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from featureflock.evaluation.calibration import fit_temperature, tempered
 from featureflock.evaluation.diversity import mutual_information
 from featureflock.evaluation.maps import maps_of
 from featureflock.evaluation.metrics import average
-from featureflock.evaluation.predictions import Predictor, is_kept, predict, read
+from featureflock.evaluation.predictions import Predictor, is_kept, keep_predictions, predict, read
 from featureflock.evaluation.runs import TrainedRun
 
 
@@ -115,8 +115,13 @@ def _temperature(run: TrainedRun, predictor: Predictor, say: Callable[[str], Non
     held_out = test_sets.validation(splits)
     condition = held_out or test_sets.clean(splits)
     what = f"{len(condition.positions):,} {'validation' if held_out else 'test'} examples"
-    if not is_kept(run, condition):
+    if is_kept(run, condition):
+        there = read(run, condition)
+    else:
         say(f"Calibrating on {what}, once.")
-        predict(predictor, condition)
-    there = read(run, condition)
+        there = predict(predictor, condition)
+        try:
+            keep_predictions(run, condition, there)
+        except OSError as error:
+            say(f"It will be done again the next time: {error}")
     return fit_temperature(average(there.log_probs), there.labels), what

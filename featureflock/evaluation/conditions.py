@@ -16,9 +16,10 @@ from featureflock.corruptions.sets import CorruptedSet, read_manifest
 from featureflock.data import Examples, InMemory, Splits, Streamed
 from featureflock.data.cache import cache_folder, load, look_up
 from featureflock.data.examples import take
-from featureflock.data.folders import read_classes
+from featureflock.data.folders import PictureFiles, read_classes
 from featureflock.data.published import SETS
-from featureflock.evaluation.pictures import altered, are_pictures, foreign, to_show
+from featureflock.evaluation.foreign import Files, ForeignPictures, Noise, Stored
+from featureflock.evaluation.pictures import altered, are_pictures
 
 CLEAN, VALIDATION = "clean", "validation"
 _SEED = 0
@@ -27,6 +28,7 @@ _CHOICE = 3
 """Which random numbers are for what, as in data/datasets.py."""
 NOISE = "noise"
 _UNFAMILIAR = "unfamiliar-"
+_MOST_UNFAMILIAR = 10_000
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Protocol:
     """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default what
     `featureflock data corrupt` keeps in the cache, and else corruptions made on the way."""
     unfamiliar: tuple[str, ...] | None = None
-    """Other inputs to tell from familiar ones: noise, the name of a data set, or a folder of pictures. By default noise
-    and the data sets that are in the cache. The flag without a name: none."""
+    """Other inputs to tell from familiar ones: noise, the name of a data set, or a folder of pictures; up to 10,000 of
+    each. By default noise and the data sets that are in the cache. The flag without a name: none."""
     maps: int = 500
     """Pictures whose class activation maps are compared, of the clean test set and of all corrupted ones together; 0
     for none."""
@@ -86,7 +88,7 @@ class Condition:
 
 
 def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
-    return Condition(CLEAN, splits.test.digest(), _chosen(splits.test, protocol), splits.test.select)
+    return Condition(CLEAN, splits.test.identity(), _chosen(splits.test, protocol), splits.test.select)
 
 
 def validation(splits: Splits) -> Condition | None:
@@ -94,12 +96,13 @@ def validation(splits: Splits) -> Condition | None:
     held_out = splits.validation
     if held_out is None:
         return None
-    return Condition(VALIDATION, held_out.digest(), torch.arange(len(held_out)), held_out.select)
+    return Condition(VALIDATION, held_out.identity(), torch.arange(len(held_out)), held_out.select)
 
 
 def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str], None]) -> Iterator[Condition]:
     """The corrupted test sets; `name` is that of the data set's class. Says what they are made from."""
-    test, wanted = splits.test, [(known_corruption(c), s) for c in protocol.corruptions for s in protocol.severities]
+    test, names = splits.test, dict.fromkeys(map(known_corruption, protocol.corruptions))
+    wanted = [(corruption, severity) for corruption in names for severity in sorted(set(protocol.severities))]
     if not wanted:
         return
     if isinstance(test, Streamed):
@@ -108,7 +111,7 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
     if not isinstance(test, InMemory) or not are_pictures(test):
         say("Without corruptions: they are for pictures in bytes.")
         return
-    positions, digest = _chosen(test, protocol), test.digest()
+    positions, digest = _chosen(test, protocol), test.identity()
     folders = [protocol.corrupted] if protocol.corrupted is not None else _cached(name)
     held = [open_set(folder) for folder in folders]
     for one in held:
@@ -145,32 +148,37 @@ def unfamiliar(splits: Splits, name: str, protocol: Protocol) -> Iterator[Condit
         if protocol.unfamiliar:
             raise ValueError("Unfamiliar inputs are for data of pictures; leave --unfamiliar out.")
         return
-    count = len(test) if protocol.examples is None else min(protocol.examples, len(test))
+    count = min(len(test) if protocol.examples is None else protocol.examples, _MOST_UNFAMILIAR)
     if protocol.unfamiliar is not None:
         chosen = list(dict.fromkeys(protocol.unfamiliar))
     else:
         chosen = [NOISE, *(each for each in SETS if _is_cached(each) and each != _published_name(name))]
+    seen: set[str] = set()
     for each in chosen:
-        if each == NOISE:
-            identity = f"noise {count} {test.shape}"
-            yield Condition(f"{_UNFAMILIAR}{NOISE}", identity, torch.arange(count), partial(_noise, test, count))
-        elif each in SETS:
-            arrays = load(each)
-            other = InMemory(arrays.test_x, arrays.test_y)
-            positions = take(other, min(count, len(other)), _SEED, _CHOICE)[0]
-            identity = f"{arrays.digest} {test.shape}"
-            yield Condition(f"{_UNFAMILIAR}{each}", identity, positions, partial(_other, other, test))
-        elif Path(each).expanduser().is_dir():
-            folder = Path(each).expanduser()
-            pictures = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0)
-            positions = take(pictures, min(count, len(pictures)), _SEED, _CHOICE)[0]
-            identity = f"{folder.absolute()} {pictures.digest()} {test.shape}"
-            yield Condition(f"{_UNFAMILIAR}{folder.name}", identity, positions, partial(_other, pictures, test))
-        else:
-            raise ValueError(
-                f"There are no unfamiliar inputs {each!r}: give {NOISE}, one of {', '.join(SETS)}, or a folder of "
-                "pictures."
-            )
+        known, reader = _unfamiliar_reader(each, test, count)
+        if known in seen:
+            raise ValueError(f"Two sets of unfamiliar inputs are called {known}; give one of the folders another name.")
+        seen.add(known)
+        inputs = Streamed(reader, torch.zeros(reader.count, dtype=torch.int64), scale=test.scale)
+        positions = take(inputs, min(count, len(inputs)), _SEED, _CHOICE)[0]
+        yield Condition(f"{_UNFAMILIAR}{known}", inputs.identity(), positions, inputs.select)
+
+
+def _unfamiliar_reader(name: str, test: InMemory | Streamed, count: int) -> tuple[str, ForeignPictures]:
+    """What a set of unfamiliar inputs is called, and what reads it."""
+    folder = Path(name).expanduser()
+    if name == NOISE:
+        return name, ForeignPictures.like(test, Noise((*test.shape[1:], 3)), count, f"noise {test.shape}")
+    if name in SETS:
+        arrays = load(name)
+        return name, ForeignPictures.like(test, Stored(arrays.test_x), len(arrays.test_x), arrays.digest)
+    if folder.is_dir():
+        files = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0).reader
+        assert isinstance(files, PictureFiles)
+        return folder.resolve().name, ForeignPictures.like(test, Files(files), len(files.paths), files.identity())
+    raise ValueError(
+        f"There are no unfamiliar inputs {name!r}: give {NOISE}, one of {', '.join(SETS)}, or a folder of pictures."
+    )
 
 
 def _chosen(examples: Examples, protocol: Protocol) -> Tensor:
@@ -199,7 +207,7 @@ def _imagenet_c(
             workers=test.workers,
         )
         examples.scale = test.scale
-        identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.digest()}"
+        identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
         source = "Corrupted pictures: files in the tree of ImageNet-C."
         yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select, source)
     say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
@@ -217,17 +225,6 @@ def _read(held: CorruptedSet, corruption: str, severity: int, test: InMemory, po
     if x.shape[1:] != test.x.shape[1:]:
         raise ValueError(f"{held.folder} holds pictures of shape {tuple(x.shape[1:])}, not {tuple(test.x.shape[1:])}.")
     return InMemory(x, test.labels[positions], scale=test.scale)
-
-
-def _other(other: Examples, test: Examples, positions: Tensor) -> InMemory:
-    return foreign(to_show(other.select(positions)), test)
-
-
-def _noise(test: Examples, count: int, positions: Tensor) -> InMemory:
-    height, width = test.shape[1:]
-    generator = torch.Generator().manual_seed(_SEED)
-    pictures = torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=generator)
-    return foreign(pictures[positions].numpy(), test)
 
 
 def _cached(name: str) -> list[Path]:

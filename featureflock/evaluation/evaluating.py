@@ -10,12 +10,13 @@ from featureflock.data import DataSet, Splits
 from featureflock.evaluation import conditions as test_sets
 from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.maps import KeptMaps, Which, can_map, has_maps, map_pictures, pictures_to_map, read_maps
-from featureflock.evaluation.measuring import compare, measure_run
+from featureflock.evaluation.measuring import compare, measure_run, remarks
 from featureflock.evaluation.pictures import are_pictures
-from featureflock.evaluation.predictions import Predictor, Tick, is_kept, predict
+from featureflock.evaluation.predictions import Predictor, Tick, is_kept, keep_predictions, predict
 from featureflock.evaluation.runs import Setting, TrainedRun, read_run, settings
 from featureflock.provenance import provenance
 from featureflock.training.engine import Engine
+from featureflock.training.recipe import differences
 
 Progress = Callable[[int, int, str], None]
 """Is told how many examples are done, of how many, and what is being done."""
@@ -71,35 +72,53 @@ def evaluate(
         *test_sets.unfamiliar(splits, name, protocol),
     ]
     mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
-    predictors = [Predictor(run, engine) for run in trained]
+    names = _names(trained)
+    predictors = {names[str(run)]: Predictor(run, engine) for run in trained}
     _carry_out(_missing(predictors, conditions, mapped), progress)
     say(f"Computing metrics of {len(trained)} run{'s' * (len(trained) > 1)} on {len(conditions)} test sets.")
-    measured = {str(run): measure_run(run, conditions, mapped) for run in trained}
+    measured = {str(run): measure_run(run, names[str(run)], conditions, mapped) for run in trained}
+    entries = list(measured.values())
+    compared = compare(rows, measured)
+    sources = dict.fromkeys(condition.source for condition in conditions if condition.source)
+    notes = remarks(entries, asked=len(conditions[0].positions))
+    if len(rows) > 1 and not any(row.get("differences") for row in compared):
+        notes.append("There are no Deep Ensembles that share a seed with another setting, so there are no differences.")
+    for note in notes:
+        say(note)
     results = {
         "data": name,
         "classes": splits.classes,
         "class_names": list(splits.names),
-        "examples": len(conditions[0].positions),
+        "examples": entries[0]["clean"]["examples"],
         "conditions": [condition.name for condition in conditions],
-        "notes": list(dict.fromkeys(condition.source for condition in conditions if condition.source)),
-        "runs": list(measured.values()),
-        "settings": compare(rows, measured),
+        "notes": [*sources, *notes],
+        "runs": entries,
+        "settings": compared,
         "provenance": provenance(),
     }
     return Evaluation(results, rows, splits, conditions, mapped)
+
+
+def _names(runs: list[TrainedRun]) -> dict[str, str]:
+    """What to call runs: the last part of their paths, or as many parts as tell them apart."""
+    parts = [run.folder.path.absolute().parts for run in runs]
+    depth = 1
+    while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
+        depth += 1
+    return {str(run): "/".join(part[-depth:]) for run, part in zip(runs, parts, strict=True)}
 
 
 def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
     """The data that all runs were trained on, and the name of their class."""
     if data is not None:
         return data.load(), type(data).__name__
-    first, *others = ({key: run.recipe["data"].get(key) for key in run.recipe["data"]} for run in runs)
+    first, *others = (run.recipe["data"] for run in runs)
     splits = runs[0].data().load()
     for run, other in zip(runs[1:], others, strict=True):
-        if other != first and run.data().load().test.digest() != splits.test.digest():
+        if other != first and run.data().load().test.identity() != splits.test.identity():
             raise ValueError(
-                f"{runs[0]} was trained on {first['class']} and {run} on {other['class']}, which have other test sets; "
-                "evaluate them apart."
+                f"{runs[0]} and {run} have other test sets ({'; '.join(differences(first, other, 'data'))}); evaluate "
+                "them apart."
             )
     return splits, str(first["class"])
 
@@ -114,20 +133,23 @@ class _Job(NamedTuple):
 
 
 def _missing(
-    predictors: list[Predictor], conditions: list[Condition], mapped: dict[Which, list[Condition]]
+    predictors: dict[str, Predictor], conditions: list[Condition], mapped: dict[Which, list[Condition]]
 ) -> list[_Job]:
     jobs = []
-    for predictor in predictors:
-        name = predictor.run.folder.path.name
+    for name, predictor in predictors.items():
         for condition in conditions:
             if not is_kept(predictor.run, condition):
-                do = partial(predict, predictor, condition)
+                do = partial(_predict, predictor, condition)
                 jobs.append(_Job(f"{name}: {condition.name}", len(condition.positions), do))
         for which, chosen in mapped.items():
             if not has_maps(predictor.run, which, chosen) and can_map(predictor):
                 size = sum(len(condition.positions) for condition in chosen)
                 jobs.append(_Job(f"{name}: maps, {which}", size, partial(map_pictures, predictor, which, chosen)))
     return jobs
+
+
+def _predict(predictor: Predictor, condition: Condition, tick: Tick) -> None:
+    keep_predictions(predictor.run, condition, predict(predictor, condition, tick))
 
 
 def _carry_out(jobs: list[_Job], progress: Progress) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
+from featureflock.evaluation.calibration import BOUNDS, calibrated, fit_temperature, tempered
 from featureflock.evaluation.comparing import mean, paired_difference
 from featureflock.evaluation.conditions import Condition
 from featureflock.evaluation.dee import deep_ensemble_equivalent
@@ -36,7 +36,7 @@ from featureflock.evaluation.metrics import (
 )
 from featureflock.evaluation.ood import out_of_distribution
 from featureflock.evaluation.predictions import Predictions, read
-from featureflock.evaluation.runs import Setting, TrainedRun
+from featureflock.evaluation.runs import Setting, TrainedRun, differing
 from featureflock.methods import DeepEnsembles
 
 _WINDOWS = 5
@@ -46,9 +46,12 @@ _POINTS = 50
 
 
 def measure_run(
-    run: TrainedRun, conditions: Sequence[Condition], mapped: Mapping[Which, list[Condition]]
+    run: TrainedRun, name: str, conditions: Sequence[Condition], mapped: Mapping[Which, list[Condition]]
 ) -> dict[str, Any]:
-    """All metrics of a run whose predictions are on the disk; the first condition is the clean test set."""
+    """All metrics of a run whose predictions are on the disk; the first condition is the clean test set.
+
+    `name` is what to call the run.
+    """
     clean = read(run, conditions[0])
     probs = clean.log_probs.double().exp()
     corrupted: dict[str, dict[str, Any]] = {}
@@ -63,7 +66,7 @@ def measure_run(
             corruption, _, severity = condition.name.rpartition("-")
             corrupted.setdefault(corruption, {})[severity] = _scored(there)
     entry: dict[str, Any] = {
-        "folder": run.folder.path.name,
+        "folder": name,
         "method": run.method,
         "seed": run.seed,
         "members": len(clean.log_probs),
@@ -89,12 +92,12 @@ def measure_run(
 def compare(rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Means of the runs of each setting, differences from Deep Ensembles, and how many of their members it is worth.
 
-    The Deep Ensembles are the first among the settings. `measured` is what `measure_run` gives, by the run's folder.
+    Compared is with those Deep Ensembles that share seeds with a setting and differ least from it otherwise. What it is
+    worth is told by the largest of those that differ least. `measured` is what `measure_run` gives, by run.
     """
-    baseline = next((row for row in rows if row.runs[0].method == DeepEnsembles.title), None)
-    curve = _likelihood_by_size([measured[str(run)] for run in baseline.runs]) if baseline is not None else {}
     compared = []
     for row in rows:
+        baseline, curve = _baseline(row, rows), _curve(row, rows, measured)
         summaries = {run.seed: measured[str(run)]["summary"] for run in row.runs}
         first = measured[str(row.runs[0])]
         entry: dict[str, Any] = {
@@ -105,15 +108,34 @@ def compare(rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> 
             "seeds": list(summaries),
             "metrics": {key: mean([s[key] for s in summaries.values()])._asdict() for key in first["summary"]},
         }
-        if baseline is not None and row is not baseline:
+        if baseline is not None:
             theirs = {run.seed: measured[str(run)]["summary"] for run in baseline.runs}
             entry["against"] = baseline.title
+            entry["otherwise_differing"] = differing(row.runs[0], baseline.runs[0])
             entry["differences"] = _differences(summaries, theirs)
-        if curve:
+        if curve and not any(_at_a_bound(measured[str(run)]["clean"]) for run in row.runs):
             worth = deep_ensemble_equivalent(-entry["metrics"]["nll"]["mean"], curve)
             entry["deep_ensemble_equivalent"] = worth if math.isfinite(worth) else f"more than {max(curve)}"
         compared.append(entry)
     return compared
+
+
+def remarks(entries: Sequence[dict[str, Any]], asked: int) -> list[str]:
+    """What a reader of the numbers should know."""
+    said = []
+    fewest = min(entry["clean"]["examples"] for entry in entries)
+    if fewest < asked:
+        said.append(f"{asked - fewest} of {asked} test examples cannot be read and are left out.")
+    sets = [scored for entry in entries for scored in (entry["clean"], *_corrupted_sets(entry.get("corrupted", {})))]
+    bounded = sum(map(_at_a_bound, sets))
+    if bounded:
+        said.append(
+            f"On {bounded} of {len(sets)} test sets of all runs some half was predicted so well, or no better than by "
+            f"chance, that its temperature is at a bound, {BOUNDS[0]:g} or {BOUNDS[1]:g}. Their calibrated NLL depends "
+            "on that bound: look at the raw NLL. Where the clean test set is one of them, no deep-ensemble equivalent "
+            "is given."
+        )
+    return said
 
 
 def _scored(predictions: Predictions) -> dict[str, Any]:
@@ -123,6 +145,7 @@ def _scored(predictions: Predictions) -> dict[str, Any]:
         "calibrated": found.scores._asdict(),
         "raw": scores(log_p, predictions.labels)._asdict(),
         "temperatures": list(found.temperatures),
+        "examples": len(predictions.labels),
     }
 
 
@@ -178,8 +201,12 @@ def _summary(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _mean_over_sets(corrupted: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    sets = [part for by_severity in corrupted.values() for part in by_severity.values()]
+    sets = _corrupted_sets(corrupted)
     return {kind: mean_scores([Scores(**part[kind]) for part in sets])._asdict() for kind in ("calibrated", "raw")}
+
+
+def _corrupted_sets(corrupted: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [part for by_severity in corrupted.values() for part in by_severity.values()]
 
 
 def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, Any]:
@@ -189,6 +216,41 @@ def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, 
         for key in keys
     }
     return {key: difference._asdict() for key, difference in found.items() if difference is not None}
+
+
+def _baseline(row: Setting, rows: Sequence[Setting]) -> Setting | None:
+    """The Deep Ensembles to compare a setting with; None for Deep Ensembles."""
+    if row.runs[0].method == DeepEnsembles.title:
+        return None
+    seeds = {run.seed for run in row.runs}
+
+    def closeness(other: Setting) -> tuple[int, int, int]:
+        shared = len(seeds & {run.seed for run in other.runs})
+        return -min(shared, 1), len(differing(row.runs[0], other.runs[0])), -shared
+
+    return min(_deep_ensembles(rows), key=closeness, default=None)
+
+
+def _curve(row: Setting, rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> dict[int, float]:
+    """The calibrated log-likelihood of Deep Ensembles by their size; empty where it cannot be relied upon."""
+
+    def closeness(other: Setting) -> tuple[int, int]:
+        return len(differing(row.runs[0], other.runs[0])), -measured[str(other.runs[0])]["members"]
+
+    best = min(_deep_ensembles(rows), key=closeness, default=None)
+    entries = [measured[str(run)] for run in best.runs] if best is not None else []
+    if not entries or any(_at_a_bound(entry["clean"]) for entry in entries):
+        return {}
+    return _likelihood_by_size(entries)
+
+
+def _deep_ensembles(rows: Sequence[Setting]) -> list[Setting]:
+    return [row for row in rows if row.runs[0].method == DeepEnsembles.title]
+
+
+def _at_a_bound(scored: dict[str, Any]) -> bool:
+    """Whether some half was predicted so well, or so badly, that its temperature is as far as it goes."""
+    return any(temperature in BOUNDS for temperature in scored["temperatures"])
 
 
 def _likelihood_by_size(entries: list[dict[str, Any]]) -> dict[int, float]:

@@ -30,7 +30,7 @@ def are_pictures(examples: Examples) -> bool:
 def to_show(examples: Examples) -> Bytes:
     """All of the examples as ordinary pictures. Numbers without a known range are stretched, each picture by itself."""
     if are_pictures(examples) and isinstance(examples, InMemory):
-        return _to_rgb(examples.x, examples.white)
+        return to_rgb(examples.x, examples.white)
     order = [torch.arange(len(examples))]
     x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):
@@ -43,12 +43,12 @@ def to_show(examples: Examples) -> Bytes:
     else:
         low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
         x = 255 * (x - low) / (high - low).clamp_min(1e-12)
-    return _to_rgb(x.round().clamp(0, 255).to(torch.uint8), 255)
+    return to_rgb(x.round().clamp(0, 255).to(torch.uint8), 255)
 
 
 def altered(examples: InMemory, alter: Callable[[Bytes], Bytes]) -> InMemory:
     """The examples with their pictures altered, as the network wants them."""
-    rgb = _to_rgb(examples.x, examples.white)
+    rgb = to_rgb(examples.x, examples.white)
     factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_USUAL // min(rgb.shape[1:3]))
     large = np.ascontiguousarray(rgb.repeat(factor, 1).repeat(factor, 2))
     x = torch.from_numpy(np.ascontiguousarray(alter(large))).permute(0, 3, 1, 2)
@@ -61,21 +61,8 @@ def altered(examples: InMemory, alter: Callable[[Bytes], Bytes]) -> InMemory:
     return InMemory(x, examples.labels, scale=examples.scale, white=examples.white)
 
 
-def foreign(pictures: Bytes, like: Examples) -> InMemory:
-    """Pictures from elsewhere, in the size and the channels of a data set, with its scale; their labels are all 0."""
-    assert isinstance(like, InMemory | Streamed)
-    channels, *size = like.shape
-    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float()
-    if channels == 1:
-        x = (x * torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
-    if list(x.shape[2:]) != size:
-        x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False)
-    white = like.white if isinstance(like, InMemory) else 255
-    x = (x * (white / 255)).round().clamp(0, white).to(torch.uint8)
-    return InMemory(x, torch.zeros(len(x), dtype=torch.int64), scale=like.scale, white=white)
-
-
-def _to_rgb(x: Tensor, white: int) -> Bytes:
+def to_rgb(x: Tensor, white: int) -> Bytes:
+    """Pictures (B, C, H, W) of bytes from 0 to `white`, as ordinary ones."""
     x = x.cpu()
     if white != 255:
         x = (x.float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)

@@ -95,18 +95,24 @@ def is_kept(run: TrainedRun, condition: Condition) -> bool:
 
 def read(run: TrainedRun, condition: Condition) -> Predictions:
     """The predictions that `predict` has kept."""
-    tensors = kept(run, condition.name, condition.identity, Predictions._fields)
-    if tensors is None:
+    tensors = kept(run, condition.name, condition.identity, (*Predictions._fields, "asked"))
+    if tensors is None or not torch.isin(condition.positions, tensors["asked"]).all():
         raise ValueError(f"{run} has no predictions on {condition.name}; evaluate it first.")
     wanted = torch.isin(tensors["positions"], condition.positions)
     return Predictions(tensors["log_probs"][:, wanted], tensors["labels"][wanted], tensors["positions"][wanted])
 
 
-def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> None:
-    """Compute what members say of a condition, and keep it."""
-    log_probs, labels, places = predictor.log_probs(condition.load(condition.positions), tick)
-    tensors = {"log_probs": log_probs, "labels": labels, "positions": condition.positions[places]}
-    keep(predictor.run, condition.name, condition.identity, {**tensors, "asked": condition.positions.clone()})
+def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> Predictions:
+    """Compute what members say of a condition."""
+    found = predictor.log_probs(condition.load(condition.positions), tick)
+    return found._replace(positions=condition.positions[found.positions])
+
+
+def keep_predictions(run: TrainedRun, condition: Condition, found: Predictions) -> None:
+    """Write them beside the run, unless another process has written as many or more meanwhile."""
+    if not is_kept(run, condition):
+        asked = condition.positions.clone()
+        keep(run, condition.name, condition.identity, {**found._asdict(), "asked": asked})
 
 
 def keep(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) -> None:

@@ -62,6 +62,10 @@ class TrainedRun:
         return kind(**values)
 
 
+_OWN = ("method", "members")
+"""What a method is compared by, and how large it is."""
+
+
 class Setting(NamedTuple):
     """Runs that differ by their seed alone: one row of a table."""
 
@@ -85,6 +89,10 @@ def read_run(folder: Path | str) -> TrainedRun:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
     recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))
+    sound = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
+    for name, right in (("recipe", sound), ("environment", isinstance(environment, list)), ("result", bool(result))):
+        if not right:
+            raise ValueError(f"{run.path / name}.json is not what `featureflock train` writes; was it altered?")
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
@@ -102,6 +110,12 @@ def settings(runs: Sequence[TrainedRun]) -> list[Setting]:
         group.append(run)
     groups = list(together.values())
     return [Setting(_title(group[0], [other[0] for other in groups]), group) for group in groups]
+
+
+def differing(run: TrainedRun, other: TrainedRun) -> list[str]:
+    """What two recipes differ in beside the method, the number of members and the seed."""
+    ours, theirs = ({k: v for k, v in _facts(r).items() if k.split(".")[0] not in _OWN} for r in (run, other))
+    return [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
 
 
 def _title(run: TrainedRun, others: list[TrainedRun]) -> str:

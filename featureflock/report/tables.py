@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES
+
 Better = Literal["high", "low", ""]
 Verdict = Literal["better", "worse", "unclear", ""]
 MINUS = "−"
@@ -89,10 +91,10 @@ CLEAN = (
     Column("ece", "ECE", 4, "low", "expected calibration error, 15 bins"),
 )
 CORRUPTED = (
-    Column("corrupted_accuracy", "cA, %", 2, "high", "accuracy, mean over all corrupted test sets", True),
-    Column("corrupted_nll", "cNLL", 4, "low", "NLL, mean over all corrupted test sets"),
-    Column("corrupted_brier", "cBrier", 4, "low", "Brier score, mean over all corrupted test sets"),
-    Column("corrupted_ece", "cECE", 4, "low", "calibration error, mean over all corrupted test sets"),
+    Column("corrupted_accuracy", "cA, %", 2, "high", "accuracy, mean over the corrupted test sets", True),
+    Column("corrupted_nll", "cNLL", 4, "low", "NLL, mean over the corrupted test sets"),
+    Column("corrupted_brier", "cBrier", 4, "low", "Brier score, mean over the corrupted test sets"),
+    Column("corrupted_ece", "cECE", 4, "low", "calibration error, mean over the corrupted test sets"),
 )
 UNCALIBRATED = (
     Column("temperature", "Temperature", 3, "", "the one that suits the whole test set; above 1: overconfident"),
@@ -103,7 +105,7 @@ UNCALIBRATED = (
     Column("raw_corrupted_brier", "raw cBrier", 4, "low", "without temperature"),
     Column("raw_corrupted_ece", "raw cECE", 4, "low", "without temperature"),
     Column("aurc", "AURC", 4, "low", "area under the risk-coverage curve"),
-    Column("corrupted_aurc", "cAURC", 4, "low", "AURC, mean over all corrupted test sets"),
+    Column("corrupted_aurc", "cAURC", 4, "low", "AURC, mean over the corrupted test sets"),
 )
 MEMBERS = (
     Column("member_accuracy", "Member accuracy, %", 2, "high", "mean over the members, each on its own", True),
@@ -129,7 +131,8 @@ def comparison(results: dict[str, Any]) -> Table:
         for row, s in zip(rows, settings, strict=True):
             row.append(_equivalent(s.get("deep_ensemble_equivalent")))
     title = "All settings" if len(settings) > 1 else "On the test sets"
-    return Table("comparison", title, tuple(heads), with_best(heads, rows), _seeds(settings))
+    note = " ".join(part for part in (_seeds(settings), _corrupted_sets(results)) if part)
+    return Table("comparison", title, tuple(heads), with_best(heads, rows), note)
 
 
 def differences(results: dict[str, Any]) -> Table | None:
@@ -154,9 +157,12 @@ def differences(results: dict[str, Any]) -> Table | None:
         if several
         else "One shared seed: differences without an interval, which say nothing about noise."
     )
-    return Table(
-        "differences", f"Differences from {compared[0][1]['against']}", tuple(heads), tuple(map(tuple, rows)), note
-    )
+    others = dict.fromkeys(key for _, s in compared for key in s.get("otherwise_differing", ()))
+    if others:
+        note += f" The recipes differ in more than the method: {', '.join(others)}."
+    titles = dict.fromkeys(s["against"] for _, s in compared)
+    title = f"Differences from {in_words(titles)}"
+    return Table("differences", title, tuple(heads), tuple(map(tuple, rows)), note)
 
 
 def details(results: dict[str, Any]) -> list[Table]:
@@ -265,10 +271,19 @@ def with_best(heads: Sequence[Head], rows: Sequence[Sequence[Cell]]) -> tuple[tu
     return tuple(map(tuple, marked))
 
 
+def _corrupted_sets(results: dict[str, Any]) -> str:
+    """How many there are, where that is not all."""
+    sets = [name for name in results["conditions"] if name.rpartition("-")[0] in CORRUPTIONS]
+    whole = len(CORRUPTIONS) * len(SEVERITIES)
+    if not 0 < len(sets) < whole:
+        return ""
+    return f"cA, cNLL, cBrier and cECE are of {len(sets)} corrupted test sets, not of all {whole}."
+
+
 def _seeds(settings: Sequence[dict[str, Any]]) -> str:
     counts = sorted({len(s["seeds"]) for s in settings})
     if counts == [1]:
         return "One seed each."
     few = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    bold = " The best of each column is bold." if len(settings) > 1 else ""
+    bold = " The best are bold." if len(settings) > 1 else ""
     return f"Mean ± standard deviation over {few} seeds.{bold}"

@@ -151,6 +151,8 @@ class RunFolder:
         """What is in one of its JSON files."""
         try:
             return json.loads((self.path / name).read_bytes())
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.path / name} is missing; was it removed?") from error
         except ValueError as error:
             raise ValueError(f"{self.path / name} is no readable JSON; was it altered?") from error
 
