@@ -85,6 +85,7 @@ def test_figures_in_the_readme_are_those_in_results():
     ("page", "marker", "results", "script", "key"),
     [
         ("README.md", "cifar10-small", "cifar10_small.json", "collect_runs", "summary"),
+        ("README.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", "collect_evaluation", None),
         ("docs/decisions.md", "engine", "benchmark_engine.json", "engine", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
     ],
@@ -94,7 +95,7 @@ def test_tables_in_the_documents_are_those_in_results(page, marker, results, scr
     content = json.loads((ROOT / "results" / results).read_text())
     start = f"<!-- {marker}: from results/{results} -->\n"
     shown = re.search(re.escape(start) + r"(.*?)\n<!-- end -->", (ROOT / page).read_text(), flags=re.S)[1]
-    assert shown.strip() == importlib.import_module(script).table(content[key])
+    assert shown.strip() == importlib.import_module(script).table(content if key is None else content[key])
 
 
 def test_links_in_the_documents_lead_somewhere():
