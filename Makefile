@@ -16,7 +16,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile --cov=featureflock --cov-report=term-missing:skip-covered
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --cov=featureflock --cov-report=term-missing:skip-covered
 
 bench: $(READY)
 	$(BIN)/python benchmarks/transport.py

@@ -10,6 +10,13 @@ from published_formats import Server, alter, collection, digests, on, pickled_fi
 
 torch.set_num_threads(1)
 
+LONG = ("test_resume", "test_house", "test_demo")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long go first, so that no process is left alone with one in the end."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
 
 # ---- for the tests that get, cache and read the published data sets
 
