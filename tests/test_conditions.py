@@ -98,6 +98,13 @@ def test_published_files_in_the_cache_go_before_made_ones(colour, own_cache):
     assert len(said) == 2
 
 
+def test_a_set_in_the_cache_that_is_of_other_pictures_is_left_alone(colour, own_cache):
+    published(own_cache / "cifar10-c-published", colour.test.labels.flip(0))
+    said = []
+    assert by_name(colour, FOG, "CIFAR10", said)["fog-2"].source == "Corrupted pictures: made with seed 0."
+    assert said[0] == "Corruptions made on the way (seed 0): all."
+
+
 def test_published_files_of_ones_own_have_an_identity_of_their_own(colour, tmp_path):
     published(tmp_path, colour.test.labels)
     protocol = Protocol(corruptions=("fog",), severities=(2,), corrupted=tmp_path)

@@ -1,5 +1,6 @@
 """What an ensemble is tested on: the clean test set, its 15 corruptions × 5 severities, and unfamiliar inputs."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,11 +113,13 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
         say("Without corruptions: they are for pictures in bytes.")
         return
     positions, digest = _chosen(test, protocol), test.identity()
-    folders = [protocol.corrupted] if protocol.corrupted is not None else _cached(name)
-    held = [open_set(folder) for folder in folders]
-    for one in held:
-        if not torch.equal(one.labels, test.labels):
-            raise ValueError(f"{one.folder / 'labels.npy'} has not the labels of the test set; is it of another set?")
+    if protocol.corrupted is None:
+        held = [one for one in _cached(name) if torch.equal(one.labels, test.labels)]
+    else:
+        held = [open_set(protocol.corrupted)]
+        if not torch.equal(held[0].labels, test.labels):
+            path = protocol.corrupted / "labels.npy"
+            raise ValueError(f"{path} has not the labels of the test set; is it of another set?")
     made: list[str] = []
     for corruption, severity in wanted:
         label = f"{corruption}-{severity}"
@@ -127,8 +130,8 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
             yield Condition(label, identity, positions, partial(_read, there, corruption, severity, test), source)
         else:
             made.append(corruption)
-            identity = f"{digest} {_recipe(corruption, severity, _SEED, ALGORITHM, _origin(corruption))}"
-            origin = _origin(corruption)
+            origin = frost_source() if corruption == "frost" else ""
+            identity = f"{digest} {_recipe(corruption, severity, _SEED, ALGORITHM, origin)}"
             source = f"Frost is made from {origin}." if origin else f"Corrupted pictures: made with seed {_SEED}."
             yield Condition(label, identity, positions, partial(_made, test, corruption, severity), source)
     for one in held:
@@ -227,19 +230,11 @@ def _read(held: CorruptedSet, corruption: str, severity: int, test: InMemory, po
     return InMemory(x, test.labels[positions], scale=test.scale)
 
 
-def _cached(name: str) -> list[Path]:
-    """Folders of corrupted sets in the cache: the published one, if it was copied there, goes first."""
-    base = cache_folder() / f"{_published_name(name)}-c"
-    candidates = (base.with_name(f"{base.name}-published"), base)
-    return [folder for folder in candidates if _has_files(folder)]
-
-
-def _has_files(folder: Path) -> bool:
-    try:
-        open_set(folder)
-    except FileNotFoundError:
-        return False
-    return True
+def _cached(name: str) -> Iterator[CorruptedSet]:
+    """Corrupted sets in the cache: the published one, if it was copied there, goes first."""
+    for ending in ("-c-published", "-c"):
+        with contextlib.suppress(FileNotFoundError):
+            yield open_set(cache_folder() / f"{_published_name(name)}{ending}")
 
 
 def _is_cached(name: str) -> bool:
@@ -266,7 +261,3 @@ def _identity(held: CorruptedSet, corruption: str, severity: int) -> str:
 
 def _recipe(corruption: str, severity: int, seed: int, algorithm: int, origin: str) -> str:
     return json.dumps([corruption, severity, seed, algorithm, origin])
-
-
-def _origin(corruption: str) -> str:
-    return frost_source() if corruption == "frost" else ""
