@@ -372,7 +372,12 @@ def test_a_set_that_processes_make_is_gone_on_with_after_an_interruption(tmp_pat
     (tmp_path / "run.py").write_text(program)
     big = collection("cifar10", 10, 2000)
     get("cifar10", into(tmp_path / "raw", pickled_files("cifar10", big)), say=lambda text: None)
-    with subprocess.Popen([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "run.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    ) as process:
         for line in process.stdout:
             if line.startswith("jpeg_compression"):
                 os.kill(process.pid, how)

@@ -120,7 +120,7 @@ def _made(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path) -> G
         waiting: deque[Future[bytes]] = deque()
         try:
             for task in tasks:
-                with _interrupts_ignored():
+                with _interrupts_held_back():
                     waiting.append(pool.submit(_run_in_worker, task))
                 if len(waiting) > 8 * workers:
                     yield waiting.popleft().result()
@@ -135,16 +135,19 @@ def _made(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path) -> G
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """For the moment in which a process may be started, which inherits it: Ctrl-C is for this process alone."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_held_back() -> Iterator[None]:
+    """For the moment in which a process may be started, which inherits it: Ctrl-C is for this process alone.
+
+    One that comes meanwhile is not lost, but comes after.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run(images: Bytes, task: Task) -> bytes:
