@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from featureflock.data import Examples
 from featureflock.evaluation.conditions import Condition, Protocol
 from featureflock.evaluation.grad_cam import cam_similarity, class_activation_maps, empty_share
-from featureflock.evaluation.predictions import Predictor, Tick, keep, kept, readable
+from featureflock.evaluation.predictions import Predictor, Tick, batches_of, keep, kept
 from featureflock.evaluation.runs import TrainedRun
 
 _BATCH = 100
@@ -67,11 +67,8 @@ def map_pictures(predictor: Predictor, which: Which, chosen: list[Condition], ti
 def maps_of(predictor: Predictor, examples: Examples) -> KeptMaps:
     """The maps of examples, on the CPU; those that cannot be read are left out."""
     ens, setup = predictor.ensemble, predictor.setup
-    order = list(torch.arange(len(examples)).split(_BATCH))
     parts = []
-    for positions, batch in zip(order, examples.batches(order, torch.device(setup.device)), strict=True):
-        if batch.unreadable:
-            positions = positions[readable(examples, positions)]
+    for positions, batch in batches_of(examples, _BATCH, torch.device(setup.device)):
         if len(batch.y):
             found = class_activation_maps(ens, setup.inputs(batch.x))
             parts.append(KeptMaps(found.maps.cpu(), found.classes.cpu(), positions))

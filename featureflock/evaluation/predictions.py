@@ -8,7 +8,7 @@ and the test set that it names; of more examples than are asked for, those that 
 Shapes: n members, B examples, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import safetensors
@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from featureflock.data import Examples
+from featureflock.data import Batch, Examples
 from featureflock.ensemble import Ensemble
 from featureflock.evaluation.conditions import Condition
 from featureflock.evaluation.runs import TrainedRun
@@ -67,11 +67,8 @@ class Predictor:
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
         """Of every member on examples; those that cannot be read are left out."""
         ens, setup = self.ensemble, self.setup
-        order = list(torch.arange(len(examples)).split(_BATCH))
         parts = []
-        for positions, batch in zip(order, examples.batches(order, torch.device(setup.device)), strict=True):
-            if batch.unreadable:
-                positions = positions[readable(examples, positions)]
+        for positions, batch in batches_of(examples, _BATCH, torch.device(setup.device)):
             if len(batch.y):
                 with setup.computing(len(batch.y) == _BATCH):
                     logits = ens(setup.inputs(batch.x))
@@ -79,12 +76,12 @@ class Predictor:
             tick(len(positions))
         if not parts:
             raise OSError("None of the examples could be read, so nothing could be predicted.")
-        log_p, labels, positions = zip(*parts, strict=True)
+        log_p, labels, places = zip(*parts, strict=True)
         log_probs = torch.cat(log_p, 1)
         bad = (~torch.isfinite(log_probs)).any(-1).any(-1).nonzero()
         if len(bad):
             raise Diverged(f"The predictions of member {int(bad[0])} of {self.run} are not finite.")
-        return Predictions(log_probs, torch.cat(labels), torch.cat(positions))
+        return Predictions(log_probs, torch.cat(labels), torch.cat(places))
 
 
 def is_kept(run: TrainedRun, condition: Condition) -> bool:
@@ -144,7 +141,11 @@ def _about(run: TrainedRun, identity: str) -> dict[str, str]:
     return {"format": _FORMAT, "weights": run.weights, "condition": identity}
 
 
-def readable(examples: Examples, positions: Tensor) -> Tensor:
-    """Whether each of these examples can be read, asked one by one."""
-    one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
-    return torch.tensor([len(batch.y) > 0 for batch in one_by_one])
+def batches_of(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
+    """All that can be read, with its positions. Where something cannot, its batch is asked one by one."""
+    order = list(torch.arange(len(examples)).split(size))
+    for positions, batch in zip(order, examples.batches(order, device), strict=True):
+        if batch.unreadable:
+            one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
+            positions = positions[torch.tensor([len(one.y) > 0 for one in one_by_one])]
+        yield positions, batch
