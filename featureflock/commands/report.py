@@ -7,26 +7,19 @@ from typing import Annotated
 
 import tyro
 
-from featureflock.commands.evaluate import carry_out, show
+from featureflock.commands.evaluate import Request, carry_out, show
 from featureflock.commands.terminal import make_console
-from featureflock.evaluation import Protocol
 from featureflock.files import check_folder
 from featureflock.report import write_report
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Request):
     """Write a page that compares trained runs: report.html, one file that needs no network, with tables and figures.
 
     What `featureflock evaluate` has computed with the same flags is used; what is missing is computed.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN …"), tyro.conf.Positional]
-    """Folders that `featureflock train` made: methods × seeds of one data set."""
-    protocol: Annotated[Protocol, tyro.conf.arg(name="")] = Protocol()
-    """What to test on."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if there is one, else the CPU."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-report")
     """Folder for report.html, results.json, table.md and table.tex."""
     open: bool = False
@@ -38,7 +31,7 @@ def main(args: list[str]) -> None:
     options = tyro.cli(Options, prog="featureflock report", args=args)
     console = make_console()
     check_folder(options.out)
-    evaluation = carry_out(options.runs, options.protocol, options.device, console)
+    evaluation = carry_out(options, console)
     show(evaluation, console)
     page = write_report(evaluation, options.out)
     console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)

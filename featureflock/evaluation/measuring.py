@@ -104,7 +104,7 @@ def compare(rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> 
             "title": row.title,
             "method": row.runs[0].method,
             "members": first["members"],
-            "runs": [first["folder"] for first in (measured[str(run)] for run in row.runs)],
+            "runs": [measured[str(run)]["folder"] for run in row.runs],
             "seeds": list(summaries),
             "metrics": {key: mean([s[key] for s in summaries.values()])._asdict() for key in first["summary"]},
         }

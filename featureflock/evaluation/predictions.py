@@ -39,6 +39,11 @@ class Predictions(NamedTuple):
     positions: Tensor
     """Of the examples in their set, (B,), rising."""
 
+    def at(self, positions: Tensor) -> "Predictions":
+        """Only those at these positions."""
+        held = torch.isin(self.positions, positions)
+        return Predictions(self.log_probs[:, held], self.labels[held], self.positions[held])
+
 
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
@@ -95,8 +100,7 @@ def read(run: TrainedRun, condition: Condition) -> Predictions:
     tensors = kept(run, condition.name, condition.identity, (*Predictions._fields, "asked"))
     if tensors is None or not torch.isin(condition.positions, tensors["asked"]).all():
         raise ValueError(f"{run} has no predictions on {condition.name}; evaluate it first.")
-    wanted = torch.isin(tensors["positions"], condition.positions)
-    return Predictions(tensors["log_probs"][:, wanted], tensors["labels"][wanted], tensors["positions"][wanted])
+    return Predictions(*(tensors[name] for name in Predictions._fields)).at(condition.positions)
 
 
 def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> Predictions:

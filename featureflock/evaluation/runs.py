@@ -130,16 +130,17 @@ def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
 
 def _facts(run: TrainedRun) -> dict[str, Any]:
     """The recipe without its seed, flat: {"method.prior.precision": 0.001, …}."""
-    return {key: value for key, value in _flat(run.recipe) if key not in ("seed", "data.folder", "data.workers")}
+    return {key: value for key, value in flat(run.recipe) if key not in ("seed", "data.folder", "data.workers")}
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """A recipe in lines: a part by its class, and its fields behind dots."""
     if not isinstance(value, dict):
         return [(name, value)]
     return [
         pair
         for key, part in value.items()
-        for pair in _flat(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
+        for pair in flat(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
     ]
 
 

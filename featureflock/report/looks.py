@@ -14,7 +14,7 @@ from torch import Tensor
 from featureflock.evaluation import mutual_information
 from featureflock.evaluation.evaluating import Evaluation
 from featureflock.evaluation.pictures import to_show
-from featureflock.evaluation.predictions import Predictions, read
+from featureflock.evaluation.predictions import read
 from featureflock.report.settings import Shown
 
 _PICTURES, _LARGE = 8, 224
@@ -67,7 +67,7 @@ def disputes(evaluation: Evaluation, settings: list[Shown], count: int = _PICTUR
         return None
     predictions = [read(s.runs[0], clean) for s in several]
     positions = _common([p.positions for p in predictions])
-    parts = [_at(p, positions) for p in predictions]
+    parts = [p.at(positions) for p in predictions]
     score_b = torch.stack([mutual_information(p.log_probs.double().exp()) for p in parts]).mean(0)
     order = score_b.argsort(descending=True, stable=True)[:count]
     chosen = positions[order]
@@ -119,11 +119,6 @@ def _common(many: list[Tensor]) -> Tensor:
     for other in many[1:]:
         common = common[torch.isin(common, other)]
     return common
-
-
-def _at(p: Predictions, positions: Tensor) -> Predictions:
-    held = torch.isin(p.positions, positions)
-    return Predictions(p.log_probs[:, held], p.labels[held], p.positions[held])
 
 
 def pictures_of(evaluation: Evaluation, positions: Tensor) -> NDArray[np.uint8] | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from featureflock.evaluation.runs import flat
 from featureflock.report.settings import Shown
 
 Facts = list[tuple[str, str]]
@@ -29,11 +30,11 @@ class Source:
 
 
 def sources(settings: list[Shown]) -> list[Source]:
-    flat = [dict(flattened(s.runs[0].recipe)) for s in settings]
+    recipes = [_in_lines(s.runs[0].recipe) for s in settings]
     found = []
-    for s, own in zip(settings, flat, strict=True):
+    for s, own in zip(settings, recipes, strict=True):
         recipe = [
-            Choice(name, value, any(other.get(name) != value for other in flat))
+            Choice(name, value, any(other.get(name) != value for other in recipes))
             for name, value in own.items()
             if name != "seed"
         ]
@@ -60,17 +61,13 @@ def facts(provenance: dict[str, Any]) -> Facts:
     return [(name, text) for name, text in found if text]
 
 
-def flattened(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """A recipe in lines: method, method rank, …"""
-    if not isinstance(value, dict):
-        return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
-    found: list[tuple[str, str]] = []
-    for key, part in value.items():
-        words = key.replace("_", " ")
-        if key == "class" and not name:
-            continue  # a Recipe
-        found += flattened(part, name if key == "class" else f"{name} {words}".strip())
-    return found
+def _in_lines(recipe: dict[str, Any]) -> dict[str, str]:
+    """Method, method rank, … and their values in words."""
+    return {
+        key.replace(".", " ").replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in flat(recipe)
+        if key
+    }
 
 
 def _run(entry: dict[str, Any]) -> list[Facts]:
