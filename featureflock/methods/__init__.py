@@ -1,5 +1,6 @@
 """The ensemble methods of the paper: each a frozen dataclass that builds an ensemble and computes its training loss."""
 
+from featureflock.methods.adp import ADP
 from featureflock.methods.deep_ensembles import DeepEnsembles
 from featureflock.methods.feature_map import FeatureMAP
 from featureflock.methods.feature_wgd import FeatureWGD
@@ -8,4 +9,4 @@ from featureflock.methods.method import Method
 from featureflock.methods.single import Single
 from featureflock.methods.weight_wgd import WeightWGD
 
-__all__ = ["DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Method", "Single", "WeightWGD"]
+__all__ = ["ADP", "DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Method", "Single", "WeightWGD"]

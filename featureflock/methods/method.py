@@ -6,6 +6,7 @@ So it depends neither on the number of members nor on the method, and anybody ca
 head is that of member 0.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,11 @@ class Repulsion:
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
         rank = None if self.rank is None else min(self.rank, members)
         return ParticleLayer(self.prior, self.kernel, rank, self.subspace, self.rule, count=count)
+
+
+def check_weight(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
 
 
 def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
