@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from featureflock.particles import ParticleLayer
 from featureflock.running import Run, State, check_alike, run_modules
 
 Place = Literal["features", "logits", "weights"]
@@ -42,7 +41,8 @@ class Ensemble(nn.Module):
         head: one module for all members, or a sequence (a ModuleList too) of one for each. A shared head may be any
             part of a network, down to an early block. Where it has BatchNorm in training, it sees the rows of all
             members at once, as one batch of n·B, so that it learns from the mixture that it will be used on.
-        layer: the particle layer, or None.
+        layer: the particle layer, or None. A module of a method's own on stacked features (n, B, …) will do, too, if it
+            is the identity in eval mode.
         at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
             that are trained (weight-WGD; give the layer `count`, the size of the data set).
         run: how members are computed. All three give the same results up to rounding:
@@ -57,7 +57,7 @@ class Ensemble(nn.Module):
         self,
         extractors: Iterable[nn.Module],
         head: nn.Module | Sequence[nn.Module],
-        layer: ParticleLayer | None = None,
+        layer: nn.Module | None = None,
         *,
         at: Place = "features",
         run: Run = "sequential",
@@ -75,11 +75,14 @@ class Ensemble(nn.Module):
             raise ValueError(
                 f"{len(extractors)} extractors need as many heads, or one module for all; got {len(heads)} heads."
             )
-        if layer is not None and not isinstance(layer, ParticleLayer):
-            raise ValueError(f"layer must be a ParticleLayer, such as ParticleLayer(rank=5), or None; got {layer!r}.")
+        if layer is not None and not isinstance(layer, nn.Module):
+            raise ValueError(
+                "layer must be a ParticleLayer, such as ParticleLayer(rank=5), or a module like it, or None; "
+                f"got {layer!r}."
+            )
         if at not in ("features", "logits", "weights"):
             raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
-        if at == "weights" and layer is not None and layer.count is None:
+        if at == "weights" and layer is not None and getattr(layer, "count", None) is None:
             raise ValueError(
                 "A layer on the weights needs ParticleLayer(count=N), N the size of the data set they are fitted to."
             )
@@ -218,3 +221,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes:
             m.training = mode
+
+
+@contextmanager
+def recorded(module: nn.Module) -> Iterator[list[tuple[tuple[Any, ...], Any]]]:
+    """What a module takes and gives, call by call."""
+    calls: list[tuple[tuple[Any, ...], Any]] = []
+    handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
+    try:
+        yield calls
+    finally:
+        handle.remove()

@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, type]] = {
         "weight-wgd": methods.WeightWGD,
         "feature-map": methods.FeatureMAP,
         "adp": methods.ADP,
+        "dice": methods.DICE,
     },
     "method.prior": {"cauchy": priors.Cauchy, "normal": priors.Normal, "uniform": priors.Uniform},
     "method.rule": {"wgd": rules.WGD, "svgd": rules.SVGD, "stein-wgd": rules.SteinWGD, "map": rules.MAP},

@@ -2,6 +2,7 @@
 
 from featureflock.methods.adp import ADP
 from featureflock.methods.deep_ensembles import DeepEnsembles
+from featureflock.methods.dice import DICE
 from featureflock.methods.feature_map import FeatureMAP
 from featureflock.methods.feature_wgd import FeatureWGD
 from featureflock.methods.function_wgd import FunctionWGD
@@ -9,4 +10,4 @@ from featureflock.methods.method import Method
 from featureflock.methods.single import Single
 from featureflock.methods.weight_wgd import WeightWGD
 
-__all__ = ["ADP", "DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Method", "Single", "WeightWGD"]
+__all__ = ["ADP", "DICE", "DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Method", "Single", "WeightWGD"]

@@ -3,7 +3,11 @@
 A method is a frozen dataclass of hyper-parameters with two functions, `build` and `loss`. Every method starts from the
 same members: member i of seed s is made right after torch.manual_seed(1000 s + i), first its extractor, then its head.
 So it depends neither on the number of members nor on the method, and anybody can make it and train it alone. A shared
-head is that of member 0.
+head is that of member 0. Networks that a method adds are made after torch.manual_seed(2³² + s).
+
+What else a method may need of a training loop has a usual answer: `own_optimisers` for networks with a learning rate of
+their own, and `order` for batches of a certain kind. Networks and numbers that it keeps, such as how far training is,
+are submodules and buffers of the ensemble, and so are part of every checkpoint.
 """
 
 import math
@@ -63,7 +67,8 @@ class Method(ABC):
                 torch.manual_seed(1000 * seed + i)
                 extractors.append(make_extractor())
                 heads.append(make_head())
-        ens = self.assemble(extractors, heads, train_size)
+            torch.manual_seed(2**32 + seed)
+            ens = self.assemble(extractors, heads, train_size)
         ens.run = run
         return ens
 
@@ -73,7 +78,23 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-        """What to back-propagate for a batch of inputs x and labels y (B,)."""
+        """What to back-propagate for a batch of inputs x and labels y (B,). It calls `ens(x)` once."""
+
+    def own_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
+        """Optimisers for some of the ensemble's parameters; all others are the training loop's to optimise.
+
+        Each makes a step after the backward pass of each batch. Their learning rates are left alone.
+        """
+        return []
+
+    def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
+        """The order in which an epoch takes the N training examples, given a random one; batches are cut from it.
+
+        Args:
+            shuffled: positions 0 … N − 1 in random order.
+            labels: (N,), by position.
+        """
+        return shuffled
 
 
 @dataclass(frozen=True)

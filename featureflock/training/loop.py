@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
-from featureflock.ensemble import Ensemble
+from featureflock.ensemble import Ensemble, recorded
 from featureflock.particles import NotFinite
 from featureflock.provenance import provenance
 from featureflock.saving import save
@@ -140,14 +140,16 @@ class _Loop:
     def run_epoch(self) -> None:
         """The rest of this epoch's batches, then a checkpoint."""
         recipe, state, device = self.recipe, self.state, torch.device(self.setup.device)
-        order = permutation(len(self.splits.train), recipe.seed, _ORDER, state.epoch).split(recipe.batch)
+        examples = self.splits.train
+        shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
+        order = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
         for group in state.optimiser.param_groups:
             group["lr"] = recipe.learning_rate_of(state.epoch)
         state.ens.train()
         saved = time.monotonic()
         began = saved - state.seconds
         draw = Draw(recipe.seed, state.epoch)
-        for batch in self.splits.train.batches(order[state.batch :], device, draw):
+        for batch in examples.batches(order[state.batch :], device, draw):
             self._tell_unreadable(batch)
             # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
             if len(batch.y) > 1 or len(batch.y) == recipe.batch:
@@ -204,19 +206,18 @@ class _Loop:
     def _step(self, batch: Batch) -> None:
         state = self.state
         torch.manual_seed(int(random_bits(self.recipe.seed, _STEP, state.step)))
-        state.optimiser.zero_grad()
-        seen: list[Tensor] = []
-        hook = state.ens.register_forward_hook(lambda module, inputs, logits: seen.append(logits.detach()))
+        for optimiser in state.optimisers:
+            optimiser.zero_grad()
         try:
-            with self.setup.computing(full_batch=len(batch.y) == self.recipe.batch):
+            with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == self.recipe.batch):
                 loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
         except NotFinite as error:
             raise self._divergence(error.members, state.step) from error
-        finally:
-            hook.remove()
         loss.backward()
-        state.optimiser.step()
-        self._count(loss.detach(), seen[-1], batch.y)
+        for optimiser in state.optimisers:
+            optimiser.step()
+        _, logits = calls[-1]
+        self._count(loss.detach(), logits.detach(), batch.y)
 
     def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
         """Add to the epoch's sums, and note who is not finite; nothing is read off the device here."""

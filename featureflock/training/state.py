@@ -15,6 +15,9 @@ from featureflock.training.recipe import Recipe
 class State:
     ens: Ensemble
     optimiser: torch.optim.Optimizer
+    """The recipe's."""
+    own_optimisers: list[torch.optim.Optimizer]
+    """The method's."""
     totals: Tensor
     """Sums over this epoch: the loss, the members' mean cross-entropy, correct answers, examples."""
     first_bad: Tensor
@@ -29,10 +32,19 @@ class State:
     unreadable: list[str] = field(default_factory=list)
     """Examples that could not be read in this epoch."""
 
+    @property
+    def optimisers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimiser, *self.own_optimisers]
+
+    def remembered(self) -> dict[Tensor, dict[str, Any]]:
+        """What the optimisers remember of each parameter, such as its momentum; to read and to write."""
+        return {p: optimiser.state[p] for optimiser in self.optimisers for p in _parameters(optimiser)}
+
     def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
         tensors = {f"ensemble/{name}": tensor for name, tensor in self.ens.state_dict().items()}
+        remembered = self.remembered()
         for name, parameter in self.ens.named_parameters():
-            for key, value in self.optimiser.state[parameter].items():
+            for key, value in remembered.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"optimiser/{name}/{key}"] = value
         tensors["totals"] = self.totals
@@ -44,13 +56,13 @@ class State:
         tensors = checkpoint.tensors
         prefix = "ensemble/"
         self.ens.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
-        parameters = dict(self.ens.named_parameters())
+        parameters, remembered = dict(self.ens.named_parameters()), self.remembered()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):
                 name, key = path.removeprefix("optimiser/").rsplit("/", 1)
                 parameter = parameters[name]
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
-                self.optimiser.state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
+                remembered[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
         self.totals.copy_(tensors["totals"])
         for name in ("epoch", "batch", "step", "seconds", "unreadable"):
             setattr(self, name, checkpoint.facts[name])
@@ -62,8 +74,10 @@ def non_finite_members(state: State) -> list[int] | None:
     Buffers may hold infinities by design, such as a mask.
     """
 
+    remembered = state.remembered()
+
     def sound(parameter: Tensor) -> bool:
-        tensors = (parameter, *(t for t in state.optimiser.state[parameter].values() if isinstance(t, Tensor)))
+        tensors = (parameter, *(t for t in remembered.get(parameter, {}).values() if isinstance(t, Tensor)))
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
     if all(sound(p) for p in state.ens.parameters()):
@@ -73,8 +87,10 @@ def non_finite_members(state: State) -> list[int] | None:
 
 def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
     device = next(ens.parameters()).device
+    own_optimisers = recipe.method.own_optimisers(ens)
+    theirs = {p for optimiser in own_optimisers for p in _parameters(optimiser)}
     optimiser = torch.optim.SGD(
-        [p for p in ens.parameters() if p.requires_grad],
+        [p for p in ens.parameters() if p.requires_grad and p not in theirs],
         lr=recipe.learning_rate,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov,
@@ -83,4 +99,8 @@ def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
     )
     exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     totals = torch.zeros(4, dtype=exact, device=device)
-    return State(ens, optimiser, totals, torch.full((len(ens) + 1,), -1, device=device))
+    return State(ens, optimiser, own_optimisers, totals, torch.full((len(ens) + 1,), -1, device=device))
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimiser.param_groups for p in group["params"]]
