@@ -4,8 +4,8 @@
 
 Discriminators (methods/redundancy.py) learn on two fifths of the examples; of their weights on the way, those that are
 best on another tenth are judged on the other half. What they have not learnt to tell is missing from the estimate: it
-is a lower bound up to the noise of the sample, and the lower the fewer examples there are. Features are first brought to
-mean 0 and deviation 1 in each class, which leaves I as it is.
+is a lower bound up to the noise of the sample, and the lower the fewer examples there are. Features are first brought
+to mean 0 and deviation 1 in each class, which leaves I as it is.
 
 Shapes: n members, p pairs of them, B examples, H features.
 """
@@ -85,7 +85,7 @@ def _judged(discriminators: Discriminators, z_nbh: Tensor, y_b: Tensor, position
 
 def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(features, Tensor) or not features.is_floating_point() or features.ndim != 3:
-        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        got = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"features must be floating-point numbers (members, examples, features); got {got}.")
     if len(features) < 2:
         raise ValueError("Redundancy is between pairs of members; there is only one.")

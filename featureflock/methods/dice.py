@@ -94,8 +94,8 @@ class DICE(Method):
         with recorded(layer) as calls:
             logits = ens(x)
         (gaussian,), z = calls[-1]
-        z = z[..., : layer.features].float()
-        layer.count(len(y))
+        z = z[..., : layer.features]
+        layer.advance(len(y))
         frozen = {name: p.detach() for name, p in layer.discriminators.named_parameters()}
         verdicts = judge(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
         return Terms(
@@ -178,7 +178,8 @@ class Bottleneck(nn.Module):
         """How many of the training set's epochs have been counted."""
         return self.seen / self.train_size
 
-    def count(self, examples: int) -> None:
+    def advance(self, examples: int) -> None:
+        """Count examples that were trained on."""
         if self.training and torch.is_grad_enabled():
             self.seen += examples
 
