@@ -4,11 +4,12 @@ import torch
 
 import featureflock as ff
 from featureflock.data import Digits
-from featureflock.methods import FeatureWGD
+from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
 from featureflock.models import MLP
 from featureflock.training import Recipe, Reporter
 
 SHORT = Recipe(data=Digits(), model=MLP((16, 8)), method=FeatureWGD(), members=3, epochs=2, batch=50, subset=240)
+METHODS = (Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP(), DICE())
 
 
 def weights(folder) -> dict[str, torch.Tensor]:

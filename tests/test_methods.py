@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from short_runs import METHODS
 from torch import nn
 from torch.testing import assert_close
 
 import featureflock as ff
-from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
+from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
 
 H, C, POINTS = 8, 3, 60
 
@@ -70,7 +71,7 @@ def test_single_is_the_first_member_of_deep_ensembles():
 def test_all_methods_start_from_the_same_members():
     x, _ = data()
     reference = build(DeepEnsembles(), seed=7).eval().features(x)
-    for method in (FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP()):
+    for method in (FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP()):
         assert torch.equal(build(method, seed=7).eval().features(x), reference)
     assert torch.equal(build(FeatureWGD(), members=2, seed=7).eval().features(x), reference[:2])
     assert not torch.equal(build(FeatureWGD(), seed=8).eval().features(x)[0], reference[0])
@@ -92,7 +93,7 @@ def test_defaults_are_the_papers():
     make = (make_extractor, make_head)
     assert len(FeatureWGD().build(*make)) == len(DeepEnsembles().build(*make)) == 10
     assert len(Single().build(*make)) == len(FeatureMAP().build(*make)) == 1
-    for method in (Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP()):
+    for method in METHODS:
         assert dataclasses.is_dataclass(method)
         with pytest.raises(dataclasses.FrozenInstanceError):
             method.prior = None
@@ -150,7 +151,9 @@ def test_without_prior_and_repulsion_members_move_as_in_deep_ensembles():
     assert_close(ens.head.weight.grad, sum(head_grads) / 4, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP()])
+@pytest.mark.parametrize(
+    "method", [Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP(), DICE()]
+)
 def test_every_method_learns(method):
     members = 1 if isinstance(method, Single) else 4
     ens = fit(method, build(method, members), epochs=40)

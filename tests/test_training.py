@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import featureflock as ff
 from featureflock.data import OwnData, permutation
-from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
+from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
 from featureflock.models import CNN, MLP, OwnModel, linear_head
 from featureflock.training import Engine, Recipe, train
 from featureflock.training.loop import build
@@ -123,7 +123,9 @@ def test_dropout_differs_between_steps_and_not_between_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", [Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP()], ids=repr
+    "method",
+    [Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP(), DICE()],
+    ids=repr,
 )
 @pytest.mark.parametrize("model", [MLP((16, 8)), CNN(4)], ids=repr)
 def test_every_method_learns_in_the_same_loop(method, model, tmp_path):

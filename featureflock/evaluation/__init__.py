@@ -37,6 +37,7 @@ from featureflock.evaluation.metrics import (
     scores,
 )
 from featureflock.evaluation.ood import Detection, OutOfDistribution, detection, out_of_distribution
+from featureflock.evaluation.redundancy import conditional_redundancy
 
 __all__ = [
     "Calibrated",
@@ -62,6 +63,7 @@ __all__ = [
     "cam_similarity",
     "cam_similarity_matrix",
     "class_activation_maps",
+    "conditional_redundancy",
     "deep_ensemble_equivalent",
     "detection",
     "disagreement",

@@ -27,6 +27,7 @@ _ROUNDS = 4
 """How many negatives each example that they are judged on gets."""
 
 
+@torch.enable_grad()
 def conditional_redundancy(
     features: Tensor, labels: Tensor, *, steps: int = 1000, batch: int = 256, tau: float = TAU, seed: int = 0
 ) -> Tensor:

@@ -17,6 +17,7 @@ RMSprop, before which the gradient of each is cut to norm 1; those that a step u
 Shapes: n members, B data points, H features, C classes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,9 +70,8 @@ class DICE(Method):
         check_weight("delta", self.delta)
         check_weight("ramp_epochs", self.ramp_epochs)
         for name in ("beta", "first_beta", "tau", "discriminator_rate"):
-            check_weight(name, getattr(self, name))
-            if getattr(self, name) == 0:
-                raise ValueError(f"{name} must be above 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:

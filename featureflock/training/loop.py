@@ -78,9 +78,10 @@ def train(
             inputs = InputFormat.of(splits).to_json()
             run.begin(description, inputs, {**environment, "setup": setup.to_json(), "from_step": state.step})
             run.forget_metrics_from(state.epoch + 1)
-        steps = math.ceil(len(splits.train) / recipe.batch)
+        taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
+        steps = math.ceil(taken / recipe.batch)
         try:
-            reporter.start(Plan(recipe.epochs, steps, len(splits.train), state.step, state.epoch))
+            reporter.start(Plan(recipe.epochs, steps, taken, state.step, state.epoch))
             with listening() as interrupts, torch.random.fork_rng(_gpus(setup)):
                 loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
                 while state.epoch < recipe.epochs:
@@ -213,6 +214,8 @@ class _Loop:
                 loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
         except NotFinite as error:
             raise self._divergence(error.members, state.step) from error
+        if not calls:
+            raise ValueError(f"{type(self.recipe.method).__name__}.loss must call ens(x) for the members' predictions.")
         loss.backward()
         for optimiser in state.optimisers:
             optimiser.step()
