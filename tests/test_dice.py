@@ -41,20 +41,14 @@ def sample(b: int = B, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def optimisers(method: Method, ens: ff.Ensemble) -> list[torch.optim.Optimizer]:
-    own = method.own_optimisers(ens)
-    theirs = {p for optimiser in own for group in optimiser.param_groups for p in group["params"]}
-    return [torch.optim.SGD([p for p in ens.parameters() if p not in theirs], lr=0.05, momentum=0.9), *own]
-
-
 def fit(method: Method, ens: ff.Ensemble, steps: int, seed: int = 0) -> ff.Ensemble:
     torch.manual_seed(seed)
-    trainers = optimisers(method, ens)
+    optimisers = method.optimisers(ens, lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
     for step in range(steps):
-        for optimiser in trainers:
+        for optimiser in optimisers:
             optimiser.zero_grad()
         method.loss(ens, *sample(128, 1000 * seed + step)).backward()
-        for optimiser in trainers:
+        for optimiser in optimisers:
             optimiser.step()
     return ens.eval()
 
@@ -208,6 +202,10 @@ def test_discriminators_have_an_optimiser_and_a_learning_rate_of_their_own():
     norms = torch.stack([p.grad.flatten(1).square().sum(1) for p in trained]).sum(0).sqrt()
     assert_close(norms[1:], torch.ones(2))
     assert all(torch.equal(p.grad[0], g) for p, g in zip(trained, before, strict=True))
+    sgd, _ = method.optimisers(ens, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    others = {p for group in sgd.param_groups for p in group["params"]}
+    assert others | trained == set(ens.parameters())
+    assert not others & trained
     assert DeepEnsembles().own_optimisers(build(DeepEnsembles())) == []
 
 

@@ -87,6 +87,14 @@ class Method(ABC):
         """
         return []
 
+    def optimisers(
+        self, ens: Ensemble, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    ) -> list[torch.optim.Optimizer]:
+        """`make(parameters)` for all trained parameters but those that the method optimises itself; then its own."""
+        own = self.own_optimisers(ens)
+        theirs = {p for optimiser in own for group in optimiser.param_groups for p in group["params"]}
+        return [make([p for p in ens.parameters() if p.requires_grad and p not in theirs]), *own]
+
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         """The order in which an epoch takes the N training examples, given a random one; batches are cut from it.
 

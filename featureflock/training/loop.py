@@ -144,7 +144,7 @@ class _Loop:
         examples = self.splits.train
         shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
         order = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
-        for group in state.optimiser.param_groups:
+        for group in state.optimisers[0].param_groups:
             group["lr"] = recipe.learning_rate_of(state.epoch)
         state.ens.train()
         saved = time.monotonic()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featureflock.ensemble import Ensemble
 from featureflock.training.checkpoint import Checkpoint
@@ -14,10 +14,8 @@ from featureflock.training.recipe import Recipe
 @dataclass
 class State:
     ens: Ensemble
-    optimiser: torch.optim.Optimizer
-    """The recipe's."""
-    own_optimisers: list[torch.optim.Optimizer]
-    """The method's."""
+    optimisers: list[torch.optim.Optimizer]
+    """The recipe's, which follows its schedule, then the method's own."""
     totals: Tensor
     """Sums over this epoch: the loss, the members' mean cross-entropy, correct answers, examples."""
     first_bad: Tensor
@@ -32,13 +30,10 @@ class State:
     unreadable: list[str] = field(default_factory=list)
     """Examples that could not be read in this epoch."""
 
-    @property
-    def optimisers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimiser, *self.own_optimisers]
-
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
         """What the optimisers remember of each parameter, such as its momentum; to read and to write."""
-        return {p: optimiser.state[p] for optimiser in self.optimisers for p in _parameters(optimiser)}
+        groups = [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
+        return {p: optimiser.state[p] for optimiser, group in groups for p in group["params"]}
 
     def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
         tensors = {f"ensemble/{name}": tensor for name, tensor in self.ens.state_dict().items()}
@@ -87,20 +82,18 @@ def non_finite_members(state: State) -> list[int] | None:
 
 def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
     device = next(ens.parameters()).device
-    own_optimisers = recipe.method.own_optimisers(ens)
-    theirs = {p for optimiser in own_optimisers for p in _parameters(optimiser)}
-    optimiser = torch.optim.SGD(
-        [p for p in ens.parameters() if p.requires_grad and p not in theirs],
-        lr=recipe.learning_rate,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-        fused=device.type in ("cpu", "cuda"),
-    )
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.SGD:
+        return torch.optim.SGD(
+            parameters,
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov,
+            weight_decay=recipe.weight_decay,
+            fused=device.type in ("cpu", "cuda"),
+        )
+
     exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     totals = torch.zeros(4, dtype=exact, device=device)
-    return State(ens, optimiser, own_optimisers, totals, torch.full((len(ens) + 1,), -1, device=device))
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimiser.param_groups for p in group["params"]]
+    first_bad = torch.full((len(ens) + 1,), -1, device=device)
+    return State(ens, recipe.method.optimisers(ens, sgd), totals, first_bad)
