@@ -22,6 +22,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/corruptions.py
 
 clean:

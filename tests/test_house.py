@@ -60,6 +60,18 @@ def test_the_code_in_the_page_on_evaluation_runs(tmp_path, monkeypatch):
     assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
 
 
+def test_the_code_in_the_page_on_methods_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), flags=re.S)
+    torch.manual_seed(0)
+    names = {
+        "make_extractor": lambda: nn.Linear(64, 32),
+        "x_train": torch.randn(90, 64),
+        "y_train": torch.arange(90) % 10,
+    }
+    exec(block, names)
+    assert int(names["ens"].layer.seen) == 90
+
+
 def test_the_example_runs_and_learns():
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "own_loop.py"],
@@ -87,6 +99,10 @@ def test_figures_in_the_readme_are_those_in_results():
         ("README.md", "cifar10-small", "cifar10_small.json", "collect_runs", "summary"),
         ("README.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", "collect_evaluation", None),
         ("docs/decisions.md", "engine", "benchmark_engine.json", "engine", "rows"),
+        ("docs/methods.md", "methods", "benchmark_methods.json", "methods", "rows"),
+        ("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", "collect_evaluation", None),
+        ("docs/methods.md", "cifar10-eight", "cifar10_eight.json", "collect_evaluation", None),
+        ("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", "redundancy", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
     ],
 )
@@ -140,7 +156,7 @@ def test_public_names_are_documented():
         assert isinstance(thing, str) or thing.__doc__, name
 
 
-@pytest.mark.parametrize("script", ["transport.py", "memory.py", "engine.py", "corruptions.py"])
+@pytest.mark.parametrize("script", ["transport.py", "memory.py", "engine.py", "methods.py", "corruptions.py"])
 def test_benchmarks_run(script, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
