@@ -1,7 +1,7 @@
 """How redundant the members of trained runs are: I(Z_i; Z_j | Y) of their features on the test set, mean over pairs.
 
 The features are those that the heads see; of DICE's Gaussian ones, the means. The estimate misses what discriminators
-cannot learn from two fifths of the test set: compare methods by it, rather than take it for the truth.
+cannot learn from seven tenths of the test set: compare methods by it, rather than take it for the truth.
 
     python benchmarks/redundancy.py RUN [RUN …] --json results/cifar10_eight_redundancy.json
 """

@@ -124,6 +124,18 @@ def test_all_certain_and_all_wrong_gives_finite_gradients():
         assert all(torch.isfinite(e.values.grad).all() for e in ens.extractors)
 
 
+def test_a_class_that_is_ruled_out_counts_for_nothing():
+    """A logit of −∞, as masks give it."""
+    logits, y = members()
+    with torch.no_grad():
+        logits[:, torch.arange(B), (y + 1) % C] = -math.inf
+    found = mean_entropy(logits)
+    p = logits.softmax(-1).mean(0)
+    assert_close(found, torch.special.entr(p).sum(-1))
+    (gradient,) = torch.autograd.grad(found.sum() + log_volume(logits, y).sum(), logits)
+    assert torch.isfinite(gradient).all()
+
+
 def test_more_members_than_wrong_classes_and_one_member_are_allowed():
     y = torch.zeros(2, dtype=torch.long)
     two_classes = log_volume(torch.randn(4, 2, 2), y)  # one wrong class: all rows are the same

@@ -188,8 +188,9 @@ def test_weights_rise_over_the_first_epochs_of_training():
 def test_discriminators_have_an_optimiser_and_a_learning_rate_of_their_own():
     method = DICE(discriminator_rate=3e-4)
     ens = build(method)
-    (optimiser,) = method.own_optimisers(ens)
-    assert isinstance(optimiser, torch.optim.RMSprop)
+    optimiser, of_classes = method.own_optimisers(ens)
+    assert [type(o) for o in (optimiser, of_classes)] == [torch.optim.RMSprop, torch.optim.Adam]
+    assert [(group["params"], group["lr"]) for group in of_classes.param_groups] == [([ens.layer.of_classes], 0.05)]
     assert [group["lr"] for group in optimiser.param_groups] == [3e-4]
     trained = {p for group in optimiser.param_groups for p in group["params"]}
     assert trained == set(ens.layer.discriminators.parameters())
@@ -202,11 +203,32 @@ def test_discriminators_have_an_optimiser_and_a_learning_rate_of_their_own():
     norms = torch.stack([p.grad.flatten(1).square().sum(1) for p in trained]).sum(0).sqrt()
     assert_close(norms[1:], torch.ones(2))
     assert all(torch.equal(p.grad[0], g) for p, g in zip(trained, before, strict=True))
-    sgd, _ = method.optimisers(ens, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    sgd, *_ = method.optimisers(ens, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     others = {p for group in sgd.param_groups for p in group["params"]}
-    assert others | trained == set(ens.parameters())
+    assert others | trained | {ens.layer.of_classes} == set(ens.parameters())
     assert not others & trained
     assert DeepEnsembles().own_optimisers(build(DeepEnsembles())) == []
+
+
+def test_the_classes_gaussians_become_those_of_the_features():
+    """In training the bottleneck comes close to the best that a Gaussian for each class can do, unlike one for all."""
+    method = DICE()
+    ens = fit(method, build(method, 2), 400)
+    x, y = sample(4_000, 10**6)
+    with torch.no_grad():
+        mean, log_variance = moments(ens.features(x))
+        divergence = ens.layer.divergence(ens.features(x), y).mean(1)
+        best = torch.zeros(2)
+        for label in range(C):
+            of_class = y == label
+            centre = mean[:, of_class].mean(1, keepdim=True)
+            variance = ((mean[:, of_class] - centre).square() + log_variance[:, of_class].exp()).mean(1, keepdim=True)
+            best += kl(mean[:, of_class], log_variance[:, of_class], centre, variance.log()).sum(1) / len(y)
+        centre = mean.mean(1, keepdim=True)
+        variance = ((mean - centre).square() + log_variance.exp()).mean(1, keepdim=True)
+        one_for_all = kl(mean, log_variance, centre, variance.log()).mean(1)
+    assert (divergence >= best - 1e-3).all()
+    assert (divergence - best < 0.5 * (one_for_all - best)).all()
 
 
 def test_training_makes_members_less_redundant_and_no_worse():
@@ -275,6 +297,20 @@ def test_pairs_of_a_class_stay_together(labels):
     assert torch.equal(DICE().order(shuffled, labels), shuffled)
 
 
+def test_it_trains_in_half_precision():
+    method = DICE(ramp_epochs=0.0)
+    x, y = sample()
+    ens = build(method).bfloat16()
+    method.loss(ens, x.bfloat16(), y).backward()
+    assert all(torch.isfinite(p.grad).all() for p in ens.parameters())
+    ens = build(method)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = method.loss(ens, x, y)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(torch.isfinite(p.grad).all() for p in ens.parameters())
+
+
 def test_one_member_is_a_bottleneck_without_redundancy():
     method = DICE(ramp_epochs=0.0)
     ens = build(method, 1)
@@ -313,11 +349,13 @@ def test_paired_batches_go_through_the_training_loop(tmp_path):
         (lambda: DICE(discriminator_rate=0.0), "discriminator_rate must be a finite number above 0"),
         (lambda: DICE().build(make_extractor, make_head, members=2), "DICE needs train_size=N"),
         (lambda: DICE().build(make_extractor, nn.Identity, members=2, train_size=9), "heads that are nn.Linear"),
-        (lambda: DICE().loss(build(DeepEnsembles()), *sample()), "that its own build has made"),
         (
-            lambda: DICE().build(nn.Identity, make_head, members=2, train_size=9)(torch.zeros(2, 3, H)),
-            r"features \(examples, features\)",
+            lambda: DICE().build(make_extractor, lambda: nn.LazyLinear(3), members=2, train_size=9),
+            "heads that are nn.Lin",
         ),
+        (lambda: DICE().loss(build(DeepEnsembles()), *sample()), "that its own build has made"),
+        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3, H)), r"features \(examples, 4\)"),
+        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3)), r"gives \(2, 3\)"),
     ],
 )
 def test_says_what_is_wrong(make, says):

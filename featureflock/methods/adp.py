@@ -55,7 +55,7 @@ class ADP(Method):
 def mean_entropy(logits_nbc: Tensor) -> Tensor:
     """H(p̄) in nats, (B,)."""
     log_p_bc = _exact(logits_nbc).log_softmax(-1).logsumexp(0) - math.log(len(logits_nbc))
-    # p log p is 0 where p is too small for a number, and so is its gradient.
+    log_p_bc = log_p_bc.clamp_min(-700)  # p log p and its gradient are 0 there, also for a logit of −∞
     return -(log_p_bc.exp() * log_p_bc).sum(-1)
 
 

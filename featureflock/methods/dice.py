@@ -1,6 +1,6 @@
 """DICE (Ramé and Cord, 2021): members whose features tell nothing of each other beyond the class.
 
-    loss = Σ_i [ KL(e_i(z|x) ‖ b_i(z|y)) / β_ceb − E log c_i(y|z) ] + δ_cr/(n − 1) Σ_{i<j} I(Z_i; Z_j | Y)
+    loss = Σ_i [ KL(e_i(z|x) ‖ b_i(z|y)) / β_ceb − E log c_i(y|z) ] + δ_cr/(n − 1) Σ_{i<j} max(0, I(Z_i; Z_j | Y))
 
 Member i has Gaussian features e_i(z|x) with a mean and a deviation for each; c_i(y|z) classifies a sample of them, and
 after training their mean. The bottleneck KL keeps them close to a learned Gaussian b_i(z|y) of each class. How
@@ -11,6 +11,8 @@ redundant members are, I, is estimated by discriminators (redundancy.py), which 
 The members' loss takes the discriminators as they are, and the discriminators' loss takes the features as they are, so
 that one backward pass of the sum gives each its own gradient. The discriminators have an optimiser of their own,
 RMSprop, before which the gradient of each is cut to norm 1; those that a step uses have learnt from the batches before.
+The Gaussians of the classes get nothing but KL/β_ceb, far too little for SGD to move them: theirs is Adam, to which the
+factor does not matter.
 
 δ_cr rises linearly from 0, and β_ceb in equal ratios from a strong bottleneck to a weak one, over the first epochs.
 
@@ -62,23 +64,25 @@ class DICE(Method):
     """τ, which the logits of the discriminators are kept below where members see them."""
     discriminator_rate: float = 1e-3
     """Learning rate of the discriminators, which is not decayed."""
+    class_rate: float = 0.05
+    """Learning rate of the classes' Gaussians, which is not decayed either."""
     paired_batches: bool = False
-    """Take examples in pairs of one class, so that each has a negative even if there are more classes than a batch has
-    examples. Without, a batch of 128 leaves out none in a million examples of 10 classes, and 28 % of 100 classes."""
+    """Take examples in pairs of one class, so that in batches of an even size each has a negative, however many classes
+    there are. Without, a batch of 128 leaves out one in a million examples of 10 classes, and 28 % of 100 classes."""
 
     def __post_init__(self) -> None:
         check_weight("delta", self.delta)
         check_weight("ramp_epochs", self.ramp_epochs)
-        for name in ("beta", "first_beta", "tau", "discriminator_rate"):
+        for name in ("beta", "first_beta", "tau", "discriminator_rate", "class_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:
             raise ValueError("DICE needs train_size=N, the number of training points, to know how long an epoch is.")
-        sizes = {(getattr(head, "in_features", None), getattr(head, "out_features", None)) for head in heads}
-        features, classes = next(iter(sizes))
-        if len(sizes) > 1 or features is None or classes is None:
+        sizes = {(head.in_features, head.out_features) for head in heads if isinstance(head, nn.Linear)}
+        features, classes = sizes.pop() if sizes else (0, 0)
+        if sizes or features == 0 or not all(isinstance(head, nn.Linear) for head in heads):
             raise ValueError(f"DICE needs heads that are nn.Linear and all of one size; got {heads[0]}.")
         gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
         of_means = [nn.Sequential(FirstColumns(features), head) for head in heads]
@@ -111,10 +115,10 @@ class DICE(Method):
         return self.delta * share, self.first_beta * (self.beta / self.first_beta) ** share
 
     def own_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
-        parameters = list(_bottleneck(ens).discriminators.parameters())
-        optimiser = torch.optim.RMSprop(parameters, lr=self.discriminator_rate)
-        optimiser.register_step_pre_hook(_cut_gradients)
-        return [optimiser]
+        layer = _bottleneck(ens)
+        of_discriminators = torch.optim.RMSprop(layer.discriminators.parameters(), lr=self.discriminator_rate)
+        of_discriminators.register_step_pre_hook(_cut_gradients)
+        return [of_discriminators, torch.optim.Adam([layer.of_classes], lr=self.class_rate)]
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         return in_pairs(shuffled, labels) if self.paired_batches else shuffled
@@ -135,8 +139,11 @@ class GaussianFeatures(nn.Module):
             self.linear.bias[features:] = _FIRST_LOG_VARIANCE
 
     def forward(self, h: Tensor) -> Tensor:
-        if h.ndim != 2:
-            raise ValueError(f"DICE needs features (examples, features); the extractor gives {tuple(h.shape)}.")
+        if h.ndim != 2 or h.shape[1] != self.linear.in_features:
+            raise ValueError(
+                f"DICE needs features (examples, {self.linear.in_features}), as many as the head takes; an extractor "
+                f"gives {tuple(h.shape)}."
+            )
         gaussian: Tensor = self.linear(h)
         return gaussian
 
@@ -171,7 +178,8 @@ class Bottleneck(nn.Module):
         if not self.training:
             return gaussian_nb2h
         mean, log_variance = moments(gaussian_nb2h)
-        return mean + (log_variance / 2).exp() * torch.randn_like(mean)
+        z = mean + (log_variance / 2).exp() * torch.randn_like(mean)
+        return z.to(gaussian_nb2h.dtype)
 
     @property
     def epochs(self) -> Tensor:

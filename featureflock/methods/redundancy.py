@@ -56,7 +56,8 @@ class Discriminators(nn.Module):
 
     def forward(self, z_nbh: Tensor, other_nbh: Tensor, y_b: Tensor) -> Tensor:
         """w (p, B) of features of the first member and, in `other_nbh`, of the second."""
-        a = torch.cat([z_nbh[self.first], other_nbh[self.second], self.embedding[:, y_b]], -1)
+        z = torch.cat([z_nbh[self.first], other_nbh[self.second]], -1).to(self.embedding.dtype)
+        a = torch.cat([z, self.embedding[:, y_b]], -1)
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             a = torch.baddbmm(bias, a if k == 0 else F.leaky_relu(a, _SLOPE), weight)
         return a.squeeze(-1)
@@ -79,17 +80,19 @@ class Verdicts(NamedTuple):
     def information(self, tau: float = TAU) -> Tensor:
         """Donsker and Varadhan's bound on I(Z_i; Z_j | Y) in nats, (p,); 0 for a batch without negatives."""
         positive, negative = (tau * torch.tanh(w / tau) for w in (self.positive, self.negative))
-        nobody = 1 - self.share.sum().round()
-        return (self.share * positive).sum(-1) - ((self.share * negative.exp()).sum(-1) + nobody).log()
+        paired = self.share.any()
+        log_share = torch.where(paired, self.share, 1.0).log()  # −∞ for an example without a negative
+        information = (self.share * positive).sum(-1) - (negative + log_share).logsumexp(-1)
+        return torch.where(paired, information, 0.0)
 
 
 def judge(discriminators: Callable[[Tensor, Tensor, Tensor], Tensor], z_nbh: Tensor, y_b: Tensor) -> Verdicts:
     """What discriminators say of all members' features of one batch."""
     partner_b, paired_b = partners(y_b)
     with torch.autocast(z_nbh.device.type, enabled=False):
-        z_nbh = z_nbh.to(torch.promote_types(z_nbh.dtype, torch.float32))
         # Both in one call, which takes less than two.
         w_p2b = discriminators(z_nbh.repeat(1, 2, 1), torch.cat([z_nbh, z_nbh[:, partner_b]], 1), y_b.repeat(2))
+    w_p2b = w_p2b.to(torch.promote_types(w_p2b.dtype, torch.float32))
     share_b = paired_b.to(w_p2b.dtype) / paired_b.sum().clamp_min(1)
     positive_pb, negative_pb = w_p2b.chunk(2, -1)
     return Verdicts(positive_pb, negative_pb, share_b)
