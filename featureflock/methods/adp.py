@@ -54,8 +54,9 @@ class ADP(Method):
 
 def mean_entropy(logits_nbc: Tensor) -> Tensor:
     """H(p̄) in nats, (B,)."""
-    log_p_bc = _exact(logits_nbc).log_softmax(-1).logsumexp(0) - math.log(len(logits_nbc))
-    log_p_bc = log_p_bc.clamp_min(-700)  # p log p and its gradient are 0 there, also for a logit of −∞
+    # Below −700, p log p and its gradient are 0 in float64, too; so a logit of −∞ does no harm.
+    log_p_nbc = _exact(logits_nbc).log_softmax(-1).clamp_min(-700)
+    log_p_bc = log_p_nbc.logsumexp(0) - math.log(len(logits_nbc))
     return -(log_p_bc.exp() * log_p_bc).sum(-1)
 
 
