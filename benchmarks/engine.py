@@ -9,14 +9,13 @@ beyond a later one is what a run must gain back before compilation pays.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from measuring import write_json
+from measuring import seconds, write_json
 
 from featureflock.methods import FeatureWGD
 from featureflock.models import WRN, linear_head
@@ -65,11 +64,11 @@ def _compare(network: WRN, names: list[str], rounds: int) -> list[dict[str, Any]
     steps, first = {}, {}
     for name in names:
         steps[name] = _training(network, name)
-        first[name] = _seconds(steps[name])
+        first[name] = seconds(steps[name])
     taken: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            taken[name].append(_seconds(steps[name]))
+            taken[name].append(seconds(steps[name]))
     rows = []
     for name in names:
         ratios = [a / b for a, b in zip(taken[name], taken["plain"], strict=True)]
@@ -113,12 +112,6 @@ def _training(network: WRN, name: str) -> Callable[[], None]:
         optimiser.step()
 
     return step
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -74,6 +75,13 @@ def peak_resident(call: Callable[[], object]) -> int | None:
         return None
     del result
     return after - before
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def write_json(path: Path | None, content: dict[str, Any]) -> None:

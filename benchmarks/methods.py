@@ -9,14 +9,13 @@ Deep Ensembles in the same round. The order of the methods is another one in eac
 
 import argparse
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from measuring import write_json
+from measuring import seconds, write_json
 
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import WRN, Architecture, ResNetCIFAR
@@ -69,12 +68,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _compare(setting: Setting, rounds: int) -> list[dict[str, Any]]:
     steps = {method.title: _training(setting, method) for method in METHODS}
     for step in steps.values():
-        _seconds(step)  # the first allocates memory
+        seconds(step)  # the first allocates memory
     taken: dict[str, list[float]] = {name: [] for name in steps}
     chance = random.Random(SEED)
     for _ in range(rounds):
         for name in chance.sample(list(steps), len(steps)):
-            taken[name].append(_seconds(steps[name]))
+            taken[name].append(seconds(steps[name]))
     rows = []
     for name in steps:
         ratios = [a / b for a, b in zip(taken[name], taken[DeepEnsembles.title], strict=True)]
@@ -113,12 +112,6 @@ def _training(setting: Setting, method: Method) -> Callable[[], None]:
             optimiser.step()
 
     return step
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
