@@ -1,8 +1,9 @@
-"""The price of a method: the time of a training step over that of a step of Deep Ensembles with as many members.
+"""The price of a method: a training step over a step of Deep Ensembles with as many members, in time and in products.
 
 Batches of 128 pictures of 32×32, all threads, the memory format that the training loop chooses. The methods take turns,
-each with an ensemble and optimisers of its own, and the median over the rounds is taken of each one's time over that of
-Deep Ensembles in the same round. The order of the methods is another one in each round.
+in another order in each round, each with an ensemble and optimisers of its own. What is compared is the fastest step of
+each, which a busy machine disturbs least; the ratios of single rounds show by how much it does. Products (of matrices
+and convolutions, forward and backward) are counted and not measured: they do not depend on the machine.
 
     python benchmarks/methods.py [--quick] [--json results/benchmark_methods.json]
 """
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from measuring import seconds, write_json
+from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import WRN, Architecture, ResNetCIFAR
@@ -54,39 +56,44 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """The results in Markdown: a column for each setting."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
-    lines = [f"| method | {' | '.join(settings)} |", f"|---|{'---:|' * len(settings)}"]
+    heads = [f"{setting}: {what}" for setting in settings for what in ("time (median of rounds)", "products")]
+    lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
     for method in METHODS:
         cells = [method.title]
         for row in rows:
             if row["method"] == method.title:
-                ratios = row["over_deep_ensembles_by_round"]
-                cells.append(f"{row['over_deep_ensembles']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+                cells.append(f"{row['time']:.2f} ({median(row['time_by_round']):.2f})")
+                cells.append(f"{row['products']:.3f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _compare(setting: Setting, rounds: int) -> list[dict[str, Any]]:
     steps = {method.title: _training(setting, method) for method in METHODS}
-    for step in steps.values():
-        seconds(step)  # the first allocates memory
+    products = {name: _products(step) for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     chance = random.Random(SEED)
     for _ in range(rounds):
         for name in chance.sample(list(steps), len(steps)):
             taken[name].append(seconds(steps[name]))
-    rows = []
-    for name in steps:
-        ratios = [a / b for a, b in zip(taken[name], taken[DeepEnsembles.title], strict=True)]
-        rows.append(
-            {
-                "setting": setting.name,
-                "method": name,
-                "seconds": median(taken[name]),
-                "over_deep_ensembles": median(ratios),
-                "over_deep_ensembles_by_round": ratios,
-            }
-        )
-    return rows
+    base = DeepEnsembles.title
+    return [
+        {
+            "setting": setting.name,
+            "method": name,
+            "seconds": min(taken[name]),
+            "time": min(taken[name]) / min(taken[base]),
+            "time_by_round": [a / b for a, b in zip(taken[name], taken[base], strict=True)],
+            "products": products[name] / products[base],
+        }
+        for name in steps
+    ]
+
+
+def _products(step: Callable[[], None]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
 
 
 def _training(setting: Setting, method: Method) -> Callable[[], None]:
