@@ -92,7 +92,9 @@ def test_a_checkpoint_holds_what_all_optimisers_remember(tmp_path):
     *_, tensors = end_of(tmp_path)
     of_discriminators = [name for name in tensors if name.startswith("optimiser/layer.discriminators.")]
     assert {name.rsplit("/", 1)[1] for name in of_discriminators} == {"square_avg", "step"}
-    others = [n for n in tensors if n.startswith("optimiser/") and "discriminators" not in n]
+    of_classes = [name for name in tensors if name.startswith("optimiser/layer.of_classes/")]
+    assert {name.rsplit("/", 1)[1] for name in of_classes} == {"exp_avg", "exp_avg_sq", "step"}
+    others = {name for name in tensors if name.startswith("optimiser/")} - {*of_discriminators, *of_classes}
     assert {name.rsplit("/", 1)[1] for name in others} == {"momentum_buffer"}
     assert int(tensors["ensemble/layer.seen"]) == 2 * 240
 

@@ -261,7 +261,7 @@ def finished(tmp_path_factory) -> Path:
     process = flock(out)
     text, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
-    assert re.search(r"epoch 31/31, learning rate 0.01, loss \S+, accuracy \S+ %", text)
+    assert re.search(r"epoch 31/31, learning rate 0.003, loss \S+, accuracy \S+ %", text)
     assert f"featureflock.load('{out}/ensemble')" in text
     assert "--method deep-ensembles" in text
     return out

@@ -195,7 +195,7 @@ def test_a_run_tells_its_story_and_tensorboard_shows_it(monkeypatch, capsys, tmp
     assert code == 0
     assert "Computing on cpu, float32" in out
     assert re.search(
-        r"epoch 2/2, learning rate 0.1, loss \d\.\d+, accuracy \d+\.\d+ %, validation \d+\.\d+ % \(NLL", out
+        r"epoch 2/2, learning rate 0.03, loss \d\.\d+, accuracy \d+\.\d+ %, validation \d+\.\d+ % \(NLL", out
     )
     run = Path("runs/digits-feature-wgd-seed0")
     assert f"featureflock.load('{run}/ensemble')" in out
