@@ -11,13 +11,13 @@ Shapes: n members, B data points, H features, C classes.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from featureflock.running import Run, State, check_alike, run_modules
+from featureflock.running import Run, State, check_alike, check_apart, run_modules
 
 Place = Literal["features", "logits", "weights"]
 
@@ -45,8 +45,10 @@ class Ensemble(nn.Module):
             is the identity in eval mode.
         at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
             that are trained (weight-WGD; give the layer `count`, the size of the data set).
-        run: how members are computed. All three give the same results up to rounding:
+        run: how members are computed. All four give the same results up to rounding:
             "sequential"   one after another.
+            "threaded"     on a CPU, as many at a time as there are threads, one for each (threads.py). Faster than all
+                           threads on one member, but none may draw random numbers, such as dropout's masks.
             "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
             "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
                            computes them again, with the same dropout masks and the running statistics left alone.
@@ -102,12 +104,13 @@ class Ensemble(nn.Module):
 
     @run.setter
     def run(self, run: Run) -> None:
-        if run not in ("sequential", "vectorised", "low_memory"):
-            raise ValueError(f'run must be "sequential", "vectorised" or "low_memory"; got {run!r}.')
-        if run == "vectorised":
-            check_alike(list(self.extractors))
-            if isinstance(self.head, nn.ModuleList):
-                check_alike(list(self.head))
+        if run not in get_args(Run):
+            raise ValueError(f"run must be one of {', '.join(get_args(Run))}; got {run!r}.")
+        for modules in (self.extractors, self.head) if isinstance(self.head, nn.ModuleList) else (self.extractors,):
+            if run == "vectorised":
+                check_alike(list(modules))
+            if run == "threaded":
+                check_apart(list(modules), run)
         self._run = run
 
     _temperature: float | None = None

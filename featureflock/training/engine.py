@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from featureflock.ensemble import Ensemble
 from featureflock.running import Run
@@ -32,8 +33,9 @@ class Engine:
     """Keep pictures as pixels with all their channels, which convolutions like; auto: where there are convolutions."""
     compile: Switch = "auto"
     """Compile the members with torch.compile, one graph for all; auto: if that pays for itself within the run."""
-    run: Run = "sequential"
-    """Members one after another; all at once; or with the activations of one member alive at a time."""
+    run: Run | Literal["auto"] = "auto"
+    """Members one after another; side by side in threads; all in one call; or with the activations of one member alive
+    at a time. auto: in threads on a CPU, for convolutions, if there are members for all threads."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints within an epoch; there is always one at the end of each."""
     test_every: int = 0
@@ -75,8 +77,9 @@ class Setup:
         ens.run = self.run
         if self.compile:
             # Members have the same code, so the graph of the first serves all.
+            options = _compiler_options(self)
             for extractor in ens.extractors:
-                extractor.compile(dynamic=False)
+                extractor.compile(dynamic=False, options=options)
         return ens
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -100,19 +103,22 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         raise ValueError(f"The device {name} cannot be used here: {str(error).splitlines()[0]}") from error
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
-    if engine.compile == "on" and engine.run != "sequential":
-        raise ValueError(f"--compile on needs members one after another; leave --run {engine.run} out, or --compile.")
+    convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
+    run = engine.run if engine.run != "auto" else _run(device, ens, convolutions)
+    if run == "threaded" and device.type != "cpu":
+        raise ValueError(f"--run threaded is for a CPU, not for {name}; leave it out.")
+    if engine.compile == "on" and run in ("vectorised", "low_memory"):
+        raise ValueError(f"--compile on and --run {run} do not go together; leave one of them out.")
     if engine.compile == "on" and device.type == "cpu" and not _has_compiler():
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
-    compilable = engine.run == "sequential" and (device.type == "cuda" or _has_compiler())
+    compilable = run in ("sequential", "threaded") and (device.type == "cuda" or _has_compiler())
     return Setup(
         device=str(device),
         precision=precision,
         channels_last=engine.channels_last == "on" or (engine.channels_last == "auto" and convolutions),
         compile=engine.compile == "on"
         or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
-        run=engine.run,
+        run=run,
         threads=torch.get_num_threads(),
     )
 
@@ -120,6 +126,25 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
 _WORTH_COMPILING = {"cpu": 2.5e13, "cuda": 1e15}
 """Multiplications from which on compiling pays for itself: it takes the better part of a minute, and saves a CPU up to
 a tenth of its time (results/benchmark_engine.json). The number for CUDA is a guess that nothing was measured for."""
+
+
+def _run(device: torch.device, ens: Ensemble, convolutions: bool) -> Run:
+    """Threads with a member each are faster than threads that share one (docs/speed.md), if none of them is idle."""
+    dropout = any(isinstance(m, _DropoutNd) and m.p > 0 for m in ens.modules())
+    busy = 2 <= torch.get_num_threads() <= len(ens)
+    return "threaded" if device.type == "cpu" and convolutions and busy and not dropout else "sequential"
+
+
+def _compiler_options(setup: Setup) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if setup.run == "threaded":
+        options["cpp.dynamic_threads"] = True  # members that are left over in the end have all threads
+    if setup.device == "cpu" and setup.channels_last:
+        from featureflock import native  # imports the compiler, which takes a second
+
+        if native.is_worthwhile():
+            options["post_grad_custom_pre_pass"] = native.faster_weight_gradients
+    return options
 
 
 def _has_compiler() -> bool:

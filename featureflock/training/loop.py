@@ -27,6 +27,7 @@ from featureflock.training import checkpoint as checkpoints
 from featureflock.training.engine import Engine, Setup, set_up
 from featureflock.training.interrupts import Interrupts, Stopped, listening
 from featureflock.training.measuring import Diverged, measure
+from featureflock.training.memory import keeping_memory
 from featureflock.training.progress import Plan, Reporter
 from featureflock.training.recipe import Recipe, describe, differences
 from featureflock.training.run_folder import RunFolder
@@ -82,7 +83,7 @@ def train(
         steps = math.ceil(taken / recipe.batch)
         try:
             reporter.start(Plan(recipe.epochs, steps, taken, state.step, state.epoch))
-            with listening() as interrupts, torch.random.fork_rng(_gpus(setup)):
+            with listening() as interrupts, torch.random.fork_rng(_gpus(setup)), keeping_memory():
                 loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
