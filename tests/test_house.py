@@ -156,7 +156,9 @@ def test_public_names_are_documented():
         assert isinstance(thing, str) or thing.__doc__, name
 
 
-@pytest.mark.parametrize("script", ["transport.py", "memory.py", "engine.py", "methods.py", "corruptions.py"])
+@pytest.mark.parametrize(
+    "script", ["transport.py", "memory.py", "engine.py", "methods.py", "corruptions.py", "to_accuracy.py"]
+)
 def test_benchmarks_run(script, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -14,12 +14,12 @@ from torch.testing import assert_close
 
 import featureflock as ff
 from featureflock import models
-from featureflock.models import CNN, MLP, WRN, ResNetCIFAR, ResNetImageNet, linear_head
+from featureflock.models import CNN, MLP, WRN, FastCNN, ResNetCIFAR, ResNetImageNet, linear_head
 from featureflock.models.resnet import BasicBlock, Bottleneck, Subsampling
 from featureflock.models.wide_resnet import PreactivationBlock
 
 SHAPE = (3, 16, 16)
-SMALL = [WRN(10, 2), ResNetCIFAR(8), ResNetImageNet(18), MLP((16, 8)), CNN(4)]
+SMALL = [WRN(10, 2), ResNetCIFAR(8), ResNetImageNet(18), MLP((16, 8)), CNN(4), FastCNN((32, 40))]
 every_small = pytest.mark.parametrize("arch", SMALL, ids=lambda a: type(a).__name__)
 
 
@@ -61,6 +61,8 @@ def disturb(module: nn.Module) -> None:
         (ResNetImageNet(18, "cifar"), 1000, 11_689_512 - 64 * 3 * 40),
         (MLP((128, 64, 32)), 10, (3 * 256 + 1) * 128 + 129 * 64 + 65 * 32 + 33 * 10),
         (CNN(32), 10, 9 * (3 * 32 + 32 * 64 + 64 * 128) + 2 * (32 + 64 + 128) + 129 * 10),
+        # The 24 of the first layer's bias, and of each stage two convolutions with BatchNorm; whitening is not trained.
+        (FastCNN((32, 64)), 10, 24 + 9 * (24 * 32 + 32 * 32 + 32 * 64 + 64 * 64) + 2 * 2 * (32 + 64) + 65 * 10),
     ],
     ids=str,
 )
@@ -86,6 +88,9 @@ def test_has_the_published_number_of_parameters(arch, classes, count):
         (CNN(), (1, 8, 8), 128),
         (CNN(), (1, 8, 16), 128),
         (CNN(8), (1, 28, 28), 32),
+        (FastCNN(), (3, 32, 32), 128),
+        (FastCNN((8, 16, 24, 32)), (1, 8, 16), 32),
+        (FastCNN((8,)), (2, 2, 2), 8),
     ],
     ids=str,
 )
@@ -146,7 +151,8 @@ def test_no_weight_is_left_as_pytorch_made_it(arch, monkeypatch):
     assert not any(p.isnan().any() for m in (extractor, linear_head(8, 3)) for p in m.parameters())
     again, other = make(arch), make(arch, seed=1)
     assert all(torch.equal(p, q) for p, q in zip(extractor.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(next(extractor.parameters()), next(other.parameters()))
+    a, b = (next(p for p in e.parameters() if p.ndim > 1) for e in (extractor, other))
+    assert not torch.equal(a, b)
 
 
 def test_a_perceptron_keeps_the_second_moment_through_depth():
@@ -282,7 +288,7 @@ class SmallResNetImageNet(models.Architecture):
         return SmallResNet()
 
 
-QUICK = [WRN(10, 1), ResNetCIFAR(8), SmallResNetImageNet(), MLP((16, 8)), CNN(4)]
+QUICK = [WRN(10, 1), ResNetCIFAR(8), SmallResNetImageNet(), MLP((16, 8)), CNN(4), FastCNN((32, 40))]
 every_way = pytest.mark.parametrize("arch", QUICK, ids=lambda a: type(a).__name__)
 
 
@@ -358,7 +364,7 @@ def test_a_method_builds_and_trains_an_architecture():
     assert all(p.grad.abs().sum() > 0 for p in ens.parameters())
 
 
-@pytest.mark.parametrize("cls", [WRN, ResNetCIFAR, ResNetImageNet, MLP, CNN])
+@pytest.mark.parametrize("cls", [WRN, ResNetCIFAR, ResNetImageNet, MLP, CNN, FastCNN])
 def test_every_field_is_a_flag_with_help(cls, capsys):
     with pytest.raises(SystemExit):
         tyro.cli(cls, args=["--help"])
@@ -388,6 +394,10 @@ def test_the_command_line_makes_an_architecture():
         (lambda: MLP(()), "at least one layer"),
         (lambda: MLP((8, 0)), "each of widths must be"),
         (lambda: CNN(0), "width must be"),
+        (lambda: FastCNN(()), "at least one stage"),
+        (lambda: models.FastConvNet((8, 0)), "each of widths must be"),
+        (lambda: models.FastConvNet(channels=0), "channels must be"),
+        (lambda: FastCNN().extractor((64,)), "shape \\(channels, height, width\\); got \\(64,\\)"),
         (lambda: CNN().extractor((64,)), "shape \\(channels, height, width\\); got \\(64,\\)"),
         (lambda: linear_head(8, 0), "classes must be"),
     ],

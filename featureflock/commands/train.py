@@ -34,6 +34,7 @@ PARTS: dict[str, dict[str, type]] = {
         "resnet-imagenet": models.ResNetImageNet,
         "mlp": models.MLP,
         "cnn": models.CNN,
+        "fast-cnn": models.FastCNN,
     },
     "method": {
         "single": methods.Single,

@@ -9,11 +9,13 @@ from featureflock.models.architecture import (
     MLP,
     WRN,
     Architecture,
+    FastCNN,
     OwnModel,
     ResNetCIFAR,
     ResNetImageNet,
     linear_head,
 )
+from featureflock.models.fast import FastConvNet
 from featureflock.models.resnet import CifarResNet, ResNet
 from featureflock.models.small import ConvNet, Perceptron
 from featureflock.models.wide_resnet import WideResNet
@@ -25,6 +27,8 @@ __all__ = [
     "Architecture",
     "CifarResNet",
     "ConvNet",
+    "FastCNN",
+    "FastConvNet",
     "OwnModel",
     "Perceptron",
     "ResNet",

@@ -33,7 +33,7 @@ from featureflock.training.recipe import Recipe, describe, differences
 from featureflock.training.run_folder import RunFolder
 from featureflock.training.state import State, fresh_state, non_finite_members
 
-_ORDER, _STEP = 1, 2
+_ORDER, _STEP, _SAMPLE = 1, 2, 3
 """Which random numbers are for what."""
 
 
@@ -116,8 +116,12 @@ def build(recipe: Recipe, splits: Splits) -> Ensemble:
     shape = splits.train.shape
     made: list[nn.Module] = []
 
+    x = _sample(splits.train, recipe.model.sample)
+
     def make_extractor() -> nn.Module:
         made.append(recipe.model.extractor(shape))
+        if x is not None:
+            recipe.model.fit(made[-1], x)
         return made[-1]
 
     def make_head() -> nn.Module:
@@ -125,6 +129,15 @@ def build(recipe: Recipe, splits: Splits) -> Ensemble:
 
     size = len(splits.train)
     return recipe.method.build(make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=size)
+
+
+def _sample(examples: Examples, count: int) -> Tensor | None:
+    """Some training inputs, always the same ones of the same data; None if none are asked for or can be read."""
+    if not count:
+        return None
+    positions = permutation(len(examples), _SAMPLE)[:count].sort().values
+    x = next(iter(examples.batches([positions], torch.device("cpu")))).x
+    return x if len(x) else None
 
 
 @dataclass
@@ -145,8 +158,6 @@ class _Loop:
         examples = self.splits.train
         shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
         order = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
-        for group in state.optimisers[0].param_groups:
-            group["lr"] = recipe.learning_rate_of(state.epoch)
         state.ens.train()
         saved = time.monotonic()
         began = saved - state.seconds
@@ -155,6 +166,8 @@ class _Loop:
             self._tell_unreadable(batch)
             # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
             if len(batch.y) > 1 or len(batch.y) == recipe.batch:
+                for group in state.optimisers[0].param_groups:
+                    group["lr"] = recipe.learning_rate_of(state.epoch + (state.batch + 0.5) / len(order))
                 self._step(batch)
             state.batch, state.step = state.batch + 1, state.step + 1
             state.seconds = time.monotonic() - began
@@ -177,7 +190,7 @@ class _Loop:
         line = {
             "epoch": state.epoch + 1,
             "step": state.step,
-            "learning_rate": self.recipe.learning_rate_of(state.epoch),
+            "learning_rate": self.recipe.learning_rate_of(state.epoch + 1 - 0.5 / state.batch),
             "loss": loss / count,
             "cross_entropy": cross_entropy / count,
             "accuracy": 100 * correct / count,
@@ -244,11 +257,10 @@ class _Loop:
 
     def _divergence(self, members: list[int], step: int) -> Diverged:
         who = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
-        epoch = self.state.epoch
-        kept = self.run.checkpoints
+        epoch, kept = self.state.epoch, self.run.checkpoints
         return Diverged(
             f"The loss{who} was not finite at step {step + 1} (epoch {epoch + 1}, learning rate "
-            f"{self.recipe.learning_rate_of(epoch):g}); "
+            f"{self.state.optimisers[0].param_groups[0]['lr']:g}); "
             f"{f'the last good checkpoint is kept in {kept}' if kept.exists() else 'there was no checkpoint yet'}. "
             "A lower learning rate helps most often; start it in another folder."
         )

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,13 +20,19 @@ from featureflock.methods import FeatureWGD, Method
 from featureflock.models import MLP, Architecture
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Schedule = Literal["steps", "one-cycle"]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What to train, on what, and how.
 
-    SGD with momentum. The learning rate of epoch e is learning_rate · decay_ratio^(number of decay epochs ≤ e).
+    SGD with momentum. The learning rate at e of the E epochs, with η₀ = learning_rate and w = warmup:
+
+        steps        η₀ · decay_ratio^(number of decay epochs ≤ e)
+        one-cycle    η₀ · min(s/w, (1 − s)/(1 − w)),  s = e/E        straight up to η₀, then straight down to 0
+
+    A step counts at its middle: step b of the B of epoch e is at e + (b + ½)/B.
     """
 
     data: DataSet = Digits()
@@ -42,7 +48,11 @@ class Recipe:
     batch: int = 128
     """Examples in a batch. The last batch of an epoch may be smaller."""
     learning_rate: float = 0.1
-    """Learning rate before any decay."""
+    """Learning rate before any decay; with one-cycle the highest."""
+    schedule: Schedule = "steps"
+    """Learning rate in steps, which decay_epochs says, or in one cycle of a rise and a fall."""
+    warmup: float = 0.2
+    """Share of the steps of a one-cycle schedule in which the learning rate rises."""
     decay_epochs: tuple[int, ...] = ()
     """Epochs, counted from 0, at whose beginning the learning rate is multiplied by the decay ratio."""
     decay_ratio: float = 0.1
@@ -79,6 +89,14 @@ class Recipe:
             raise ValueError("Nesterov's form needs a momentum above 0; switch it off or set momentum, such as 0.9.")
         if any(e < 1 for e in self.decay_epochs) or list(self.decay_epochs) != sorted(set(self.decay_epochs)):
             raise ValueError(f"decay_epochs must be rising numbers from 1, like 150 225; got {self.decay_epochs}.")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f'schedule must be "steps" or "one-cycle"; got {self.schedule!r}.')
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup is a share of the steps, at least 0 and below 1; got {self.warmup}.")
+        if self.schedule == "one-cycle" and self.decay_epochs:
+            raise ValueError(
+                f"A one-cycle schedule has no decay_epochs; leave them out, or use steps; got {self.decay_epochs}."
+            )
         if self.members is not None and not 1 <= self.members <= 1000:
             raise ValueError(f"members must be 1 to 1,000; got {self.members}.")
         if not 0 <= self.seed < 4_000_000 or not 0 <= self.split_seed < 4_000_000:
@@ -86,15 +104,23 @@ class Recipe:
         if self.validation < 0 or (self.subset is not None and self.subset < 1):
             raise ValueError(f"subset and validation count examples; got {self.subset} and {self.validation}.")
 
-    def learning_rate_of(self, epoch: int) -> float:
-        return self.learning_rate * self.decay_ratio ** sum(e <= epoch for e in self.decay_epochs)
+    def learning_rate_of(self, epoch: float) -> float:
+        """η at so many epochs from the start, whole or not."""
+        if self.schedule == "steps":
+            return self.learning_rate * self.decay_ratio ** sum(e <= epoch for e in self.decay_epochs)
+        done = epoch / self.epochs
+        if done < self.warmup:
+            return self.learning_rate * done / self.warmup
+        return self.learning_rate * (1 - done) / (1 - self.warmup)
 
 
 def describe(value: Any) -> Any:
     """A recipe, or a part of one, as JSON: a dataclass as its class and fields, tensors by their digest."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"class": type(value).__name__, **fields}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if isinstance(value, Recipe) and value.schedule == "steps":  # as recipes were described before others came
+            del fields["schedule"], fields["warmup"]
+        return {"class": type(value).__name__, **{name: describe(part) for name, part in fields.items()}}
     if isinstance(value, Tensor | np.ndarray):
         return {"shape": list(value.shape), "sha256": content_digest(torch.as_tensor(value))}
     if isinstance(value, list | tuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
 from featureflock.methods import FeatureWGD
-from featureflock.models import CNN, MLP, WRN, ResNetCIFAR, ResNetImageNet
+from featureflock.models import CNN, MLP, WRN, FastCNN, ResNetCIFAR, ResNetImageNet
 from featureflock.priors import Cauchy, Normal, Uniform
 from featureflock.training.recipe import Recipe
 
@@ -68,6 +68,20 @@ RECIPES = {
     "cifar10-small": NamedRecipe(
         "CIFAR-10 in minutes on a laptop: WRN-10-1 × 5, 10,000 pictures, 8 epochs.",
         replace(_CIFAR10, model=WRN(10, 1), members=5, subset=10_000, epochs=8, decay_epochs=(5, 7)),
+    ),
+    "cifar10-fast": NamedRecipe(
+        "CIFAR-10 beyond 90 % in the fewest products: five fast networks, 10 epochs, one cycle.",
+        Recipe(
+            data=CIFAR10(padding=2),
+            model=FastCNN(),
+            method=FeatureWGD(Cauchy(1e-3)),
+            members=5,
+            epochs=10,
+            batch=256,
+            learning_rate=0.25,
+            schedule="one-cycle",
+            weight_decay=1e-3,
+        ),
     ),
     "cifar10-wrn16x4": NamedRecipe("The paper's CIFAR-10: WRN-16-4 × 10.", _CIFAR10),
     "cifar100-wrn16x4": NamedRecipe("The paper's CIFAR-100: WRN-16-4 × 10, Cauchy prior of precision 5e-3.", _CIFAR100),

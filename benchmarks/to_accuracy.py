@@ -1,0 +1,107 @@
+"""What an accuracy costs: floating-point operations of finished runs of `featureflock train`, and what they reached.
+
+    FLOP = 3 · F · (examples seen, over all epochs) · members
+
+F, the operations of one forward pass of a member on one example, is counted (two for each multiplication with addition
+in matrix products and convolutions); a backward pass takes twice as many. So it depends on no machine. "FLOP to A %" is
+what was spent when the test accuracy of the ensemble was first seen at A % or more: after an epoch, if the run was told
+to measure then (`--test-every 1`), else at its end.
+
+    python benchmarks/to_accuracy.py RUN [RUN …] [--at 90] [--json results/cifar10_fast.json]
+    python benchmarks/to_accuracy.py --quick
+"""
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from measuring import write_json
+from torch.utils.flop_counter import FlopCounterMode
+
+from featureflock.ensemble import Ensemble, evaluating
+from featureflock.evaluation.runs import read_run
+from featureflock.models import CNN
+from featureflock.training import RECIPES, Engine, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
+    parser.add_argument("--at", type=float, default=90.0, help="the accuracy in %% whose price is asked for")
+    parser.add_argument("--quick", action="store_true", help="train two short runs on digits and compare them")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    if not args.runs and not args.quick:
+        parser.error("give folders of finished runs, or --quick")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [*args.runs, *(_quick_runs(Path(folder)) if args.quick else [])]
+        rows = [_row(run, args.at) for run in runs]
+    print(table(rows))
+    write_json(args.json, {"at": args.at, "rows": rows})
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    at = rows[0]["at"]
+    heads = ["run", "members", "epochs", "FLOP", "test accuracy, %", "members' mean, %", f"FLOP to {at:g} %", "hours"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in rows:
+        reached = "not reached" if row["flop_to"] is None else f"{row['flop_to']:.2e}"
+        accuracies = f"{row['accuracy']:.2f} | {row['member_accuracy']:.2f}"
+        counts = f"{row['members']} | {row['epochs']} | {row['flop']:.2e}"
+        lines.append(f"| {row['run']} | {counts} | {accuracies} | {reached} | {row['seconds'] / 3600:.2f} |")
+    return "\n".join(lines)
+
+
+def _row(folder: Path, at: float) -> dict[str, Any]:
+    run = read_run(folder)
+    ens, result = run.load_ensemble(), run.result
+    each = forward_flop(ens, tuple(run.folder.read("inputs.json")["shape"]))
+    seen, spent = 0, []
+    for line in run.curves:
+        seen += round(line["images_per_second"] * line["seconds"])
+        spent.append(3 * each * seen * len(ens))
+    known = [line["test"]["accuracy"] if "test" in line else None for line in run.curves]
+    known[-1] = result["test"]["accuracy"]
+    reached = (flop for flop, accuracy in zip(spent, known, strict=True) if accuracy is not None and accuracy >= at)
+    return {
+        "run": folder.name,
+        "recipe": run.recipe,
+        "environment": run.environment,
+        "members": len(ens),
+        "epochs": len(run.curves),
+        "forward_flop": each,
+        "flop": spent[-1],
+        "accuracy": result["test"]["accuracy"],
+        "member_accuracy": mean(result["test"]["member_accuracy"]),
+        "nll": result["test"]["nll"],
+        "at": at,
+        "flop_to": next(reached, None),
+        "flop_by_epoch": spent,
+        "accuracy_by_epoch": known,
+        "seconds": result["seconds"],
+    }
+
+
+def forward_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
+    """Operations of one member's forward pass on one example, with its head."""
+    head = ens.head[0] if isinstance(ens.head, torch.nn.ModuleList) else ens.head
+    with torch.no_grad(), evaluating(ens), FlopCounterMode(display=False) as counter:
+        head(ens.extractors[0](torch.zeros(1, *shape)))
+    return counter.get_total_flops()
+
+
+def _quick_runs(folder: Path) -> list[Path]:
+    steps = replace(RECIPES["digits-cnn"].recipe, model=CNN(8), members=2, subset=600, epochs=3, decay_epochs=(2,))
+    cycle = replace(steps, decay_epochs=(), schedule="one-cycle")
+    for name, recipe in (("steps", steps), ("one-cycle", cycle)):
+        train(recipe, folder / name, engine=Engine(test_every=1))
+    return [folder / "steps", folder / "one-cycle"]
+
+
+if __name__ == "__main__":
+    main()
