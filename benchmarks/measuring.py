@@ -1,4 +1,4 @@
-"""What the benchmarks share: peak memory measured in two ways, fresh processes, and the results file.
+"""What the benchmarks share: peak memory measured in two ways, processes that take turns, rows and the results file.
 
     allocated   the highest sum of the allocations minus releases of tensor memory that torch.profiler sees: exact,
                 but blind to what libraries such as oneDNN allocate for themselves
@@ -14,11 +14,13 @@ import gc
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from torch.profiler import ProfilerActivity, profile
@@ -82,6 +84,72 @@ def seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+class Worker:
+    """A process of its own that does a piece of work whenever it is told to, and is still meanwhile.
+
+    It calls work(turn, *args), which calls turn() after each piece. The first `warm_up` pieces are done at once, so
+    that compilation and caches are not part of what is measured.
+    """
+
+    def __init__(self, work: Callable[..., None], *args: Any, warm_up: int = 2) -> None:
+        self._here, there = get_context("spawn").Pipe()
+        self._process = get_context("spawn").Process(target=_take_turns, args=(there, work, warm_up, args))
+        self._process.start()
+        there.close()
+        self._here.recv()
+
+    def seconds(self, pieces: int = 1) -> float:
+        """How long the next pieces take, together."""
+        total = 0.0
+        for _ in range(pieces):
+            self._here.send("go")
+            total += self._here.recv()
+        return total
+
+    def close(self) -> None:
+        self._here.send("stop")
+        self._process.join()
+
+
+def _take_turns(pipe: Any, work: Callable[..., None], warm_up: int, args: tuple[Any, ...]) -> None:
+    start, pieces = 0.0, 0
+
+    def turn() -> None:
+        nonlocal start, pieces
+        took, pieces = time.perf_counter() - start, pieces + 1
+        if pieces >= warm_up:
+            pipe.send(took)
+            if pipe.recv() == "stop":
+                sys.exit()
+        start = time.perf_counter()
+
+    work(turn, *args)
+
+
+def ratios(over: list[float], under: list[float]) -> list[float]:
+    """Of times from the same rounds."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def row(what: str, by_round: list[float], wanted: str = "", unit: str = "×", **more: Any) -> dict[str, Any]:
+    """A line of a table: the median of what was measured in each round, and what is wanted, such as "≤ 1.05"."""
+    value = median(by_round)
+    limit = float(wanted.split()[1]) if wanted else None
+    met = None if limit is None else value <= limit if wanted.startswith("≤") else value >= limit
+    return {"what": what, "value": value, "by_round": by_round, "unit": unit, "wanted": wanted, "met": met, **more}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows in Markdown."""
+    lines = ["| | measured | rounds: least to most | wanted | |", "|---|---:|---:|---:|---|"]
+    for r in rows:
+        least, most = min(r["by_round"]), max(r["by_round"])
+        spread = "" if len(r["by_round"]) == 1 else f"{least:.3g} to {most:.3g}"
+        met = {None: "", True: "met", False: "**not met**"}[r["met"]]
+        lines.append(f"| {r['what']} | {r['value']:.3g} {r['unit']} | {spread} | {r['wanted']} | {met} |")
+    return "\n".join(lines)
 
 
 def write_json(path: Path | None, content: dict[str, Any]) -> None:

@@ -11,31 +11,33 @@ from featureflock.native import faster_weight_gradients, is_worthwhile, weight_g
 from featureflock.native.building import compiled
 
 needs_compiler = pytest.mark.skipif(
-    compiled("weight_gradient", 3, 7) is None, reason="There is no C compiler here, which the kernel needs."
+    compiled("weight_gradient", 3, 8) is None, reason="There is no C compiler here, which the kernel needs."
 )
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("batch", "inputs", "outputs", "height", "width"),
     [(1, 8, 4, 1, 1), (3, 8, 12, 5, 7), (37, 16, 20, 8, 8), (2, 24, 8, 33, 40), (5, 64, 32, 4, 2)],
 )
-def test_is_the_derivative_with_respect_to_the_weights(batch, inputs, outputs, height, width, threads):
+def test_is_the_derivative_with_respect_to_the_weights(batch, inputs, outputs, height, width, stride, threads):
     generator = torch.Generator().manual_seed(batch)
     x = torch.randn(batch, inputs, height, width, generator=generator)
-    grad = torch.randn(batch, outputs, height, width, generator=generator)
+    size = (height - 1) // stride + 1, (width - 1) // stride + 1
+    grad = torch.randn(batch, outputs, *size, generator=generator)
     weight = torch.zeros(outputs, inputs, 3, 3, dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(F.conv2d(x.double(), weight, padding=1), weight, grad.double())
+    (expected,) = torch.autograd.grad(F.conv2d(x.double(), weight, stride=stride, padding=1), weight, grad.double())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = weight_gradient(grad, x)
+        found = weight_gradient(grad, x, stride)
     finally:
         torch.set_num_threads(before)
     assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
     assert found.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found, weight_gradient(grad, x))  # whatever the number of threads
+    assert torch.equal(found, weight_gradient(grad, x, stride))  # whatever the number of threads
 
 
 @needs_compiler
@@ -59,7 +61,7 @@ def test_takes_its_place_in_compiled_networks_and_changes_nothing_else():
         net(x).square().sum().backward()
     ours = found.count(torch.ops.featureflock.weight_gradient.default)
     wide = [m for m in plain.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) and m.in_channels >= 8]
-    assert ours == sum(m.stride == (1, 1) for m in wide) == 4
+    assert ours == len(wide) == 6
     for (name, p), q in zip(plain.named_parameters(), fast.parameters(), strict=True):
         assert (q.grad - p.grad).norm() < 1e-4 * p.grad.norm(), name
 

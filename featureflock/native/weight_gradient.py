@@ -19,18 +19,18 @@ _INPUTS, _OUTPUTS = 8, 4
 
 
 @torch.library.custom_op("featureflock::weight_gradient", mutates_args=())
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """(O, C, 3, 3) from the gradient (B, O, H, W) of what a convolution of x (B, C, H, W) gives; float32 on a CPU.
+def weight_gradient(grad: Tensor, x: Tensor, stride: int) -> Tensor:
+    """(O, C, 3, 3) from the gradient (B, O, …) of what a convolution of x (B, C, H, W) gives; float32 on a CPU.
 
-    Each thread takes some output channels, so the number of threads does not change a bit.
+    Stride 1 or 2, padding 1. Each thread takes some output channels, so the number of threads does not change a bit.
     """
     function = _function()
     grad, x = (t.contiguous(memory_format=torch.channels_last) for t in (grad, x))
     (batch, inputs, height, width), outputs = x.shape, grad.shape[1]
-    dw: Tensor = _like(grad, x)
+    dw: Tensor = _like(grad, x, stride)
 
     def part(first: int, last: int) -> int:
-        sizes = batch, height, width, inputs, outputs, first * _OUTPUTS, last * _OUTPUTS
+        sizes = batch, height, width, inputs, outputs, stride, first * _OUTPUTS, last * _OUTPUTS
         code: int = function(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
         return code
 
@@ -39,7 +39,7 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 @weight_gradient.register_fake
-def _like(grad: Tensor, x: Tensor) -> Tensor:
+def _like(grad: Tensor, x: Tensor, stride: int) -> Tensor:
     return x.new_empty(grad.shape[1], x.shape[1], 3, 3).contiguous(memory_format=torch.channels_last)
 
 
@@ -66,12 +66,13 @@ faster_weight_gradients = _FasterWeightGradients()
 
 def _fits(*args: Any) -> bool:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, (_, wanted, bias) = args
-    if transposed or groups != 1 or bias or not wanted or [*stride, *padding, *dilation] != [1] * 6:
+    if transposed or groups != 1 or bias or not wanted or [*padding, *dilation] != [1] * 4:
         return False
     tensors = [node.meta["val"] for node in (grad, x, weight)]
     outputs, inputs, *kernel = tensors[2].shape
     return (
         kernel == [3, 3]
+        and list(stride) in ([1, 1], [2, 2])
         and inputs % _INPUTS == 0
         and outputs % _OUTPUTS == 0
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
@@ -80,10 +81,11 @@ def _fits(*args: Any) -> bool:
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    target = torch.ops.featureflock.weight_gradient.default
     for user in list(node.users):
         if user.args[1] == 1:
             with graph.inserting_before(user):
-                ours = graph.call_function(torch.ops.featureflock.weight_gradient.default, node.args[:2])
+                ours = graph.call_function(target, (*node.args[:2], node.args[4][0]))  # type: ignore[index]
             ours.meta.update(user.meta)
             user.replace_all_uses_with(ours)
             graph.erase_node(user)
@@ -94,4 +96,4 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _function() -> Any:
-    return compiled("weight_gradient", pointers=3, numbers=7)
+    return compiled("weight_gradient", pointers=3, numbers=8)

@@ -1,0 +1,195 @@
+"""Training: `featureflock train` against an ordinary loop over members, and against the peak of the machine.
+
+    ordinary    Deep Ensembles as they are written by hand: eager, default memory format, one SGD for each member, a
+                DataLoader of two workers whose transforms work on one PIL picture at a time (crop, flip, normalise)
+    featureflock  the real `train` with what it chooses by itself: feature-WGD, its own data pipeline, channels_last,
+                compilation, threads
+    peak        the best sustained rate of a large matrix product or a 3×3 convolution, each on all threads at once and
+                one on each thread, whichever is the highest
+
+Each has a process of its own, and they take turns: a round is a step of each. Ratios are taken within a round, then
+their median over rounds. Rates count products (2 for each multiply-add): forward, and twice that backward.
+
+    python benchmarks/throughput.py [--quick] [--full] [--json FILE]
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from measuring import Worker, ratios, row, seconds, table, write_json
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from featureflock.data import OwnData
+from featureflock.methods import FeatureWGD
+from featureflock.models import WRN
+from featureflock.training import Engine, Recipe, Reporter, train
+
+SEED, BATCH, PICTURES = 0, 128, 50_000
+MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smallest network, one round, not compiled")
+    parser.add_argument("--full", action="store_true", help="more members and rounds")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    rows = measure("quick" if args.quick else "full" if args.full else "usual")
+    print(table(rows))
+    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    if scale == "quick":
+        return _compare(WRN(10, 1), 2, 1, "", "", Engine(compile="off"))
+    rounds = 12 if scale == "full" else 6
+    small = _compare(WRN(10, 2), 4, 2 * rounds, "≥ 1.5", "")
+    return small + _compare(WRN(16, 4), 4 if scale == "full" else 2, rounds, "≥ 1.6", "≥ 0.75")
+
+
+def _compare(
+    network: WRN, members: int, rounds: int, faster: str, share: str, engine: Engine = Engine(compile="on")
+) -> list[dict[str, Any]]:
+    name = f"WRN-{network.depth}-{network.width} × {members}"
+    workers = {
+        "ordinary": Worker(_ordinary, network, members),
+        "featureflock": Worker(_featureflock, network, members, engine),
+        "peak": Worker(_peak),
+    }
+    taken: dict[str, list[float]] = {who: [] for who in workers}
+    for i in range(rounds):
+        for who in random.Random(i).sample(list(workers), len(workers)):
+            taken[who].append(workers[who].seconds())
+    for worker in workers.values():
+        worker.close()
+    products = 3 * members * _forward_products(network)
+    rates = [products / s for s in taken["featureflock"]]
+    shares = ratios(rates, [PEAK_PRODUCTS / s for s in taken["peak"]])
+    speed = ratios(taken["ordinary"], taken["featureflock"])
+    images = [members * BATCH / s for s in taken["featureflock"]]
+    return [
+        row(
+            f"{name}: train over the ordinary loop", speed, faster, seconds=taken, images_times_members_a_second=images
+        ),
+        row(f"{name}: train, share of the machine's peak", shares, share, products_a_second=rates),
+    ]
+
+
+def _forward_products(network: WRN) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.extractor((3, 32, 32))(torch.zeros(BATCH, 3, 32, 32))
+    return counter.get_total_flops()
+
+
+def _pictures() -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(SEED)
+    return chance.integers(0, 256, (PICTURES, 32, 32, 3), np.uint8), chance.integers(0, 10, PICTURES)
+
+
+def _featureflock(turn: Callable[[], None], network: WRN, members: int, engine: Engine) -> None:
+    class Turns(Reporter):
+        def step(self, step: int, averages: object) -> None:
+            turn()
+
+    x, y = (torch.from_numpy(array) for array in _pictures())
+    x = x.permute(0, 3, 1, 2).contiguous()
+    data = OwnData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)
+    recipe = Recipe(data=data, model=network, method=FeatureWGD(), members=members, batch=BATCH, epochs=1000)
+    with tempfile.TemporaryDirectory() as folder:
+        train(recipe, Path(folder, "run"), engine=engine, reporter=Turns())
+
+
+class _Transformed(Dataset[tuple[Tensor, int]]):
+    """As torchvision's RandomCrop(32, padding=4), RandomHorizontalFlip, ToTensor and Normalize."""
+
+    def __init__(self) -> None:
+        self.x, self.y = _pictures()
+        self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        picture = ImageOps.expand(Image.fromarray(self.x[index]), 4)
+        left, top = random.randrange(9), random.randrange(9)
+        picture = picture.crop((left, top, left + 32, top + 32))
+        if random.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        x = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().float().div(255)
+        return (x - self.mean) / self.std, int(self.y[index])
+
+
+def _ordinary(turn: Callable[[], None], network: WRN, members: int) -> None:
+    torch.manual_seed(SEED)
+    nets: list[nn.Module] = []
+    for _ in range(members):
+        extractor = network.extractor((3, 32, 32))
+        nets.append(nn.Sequential(extractor, network.head(extractor, 10)))
+    optimisers = [
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4) for net in nets
+    ]
+    for x, y in _endless(DataLoader(_Transformed(), BATCH, shuffle=True, num_workers=2)):
+        for net, optimiser in zip(nets, optimisers, strict=True):
+            optimiser.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimiser.step()
+        turn()
+
+
+def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+PEAK_PRODUCTS = 1e11
+
+
+def _peak(turn: Callable[[], None]) -> None:
+    """The time of so many products, by whatever does them fastest: that is found out first."""
+    threads = torch.get_num_threads()
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    x, w = (
+        torch.randn(s).contiguous(memory_format=torch.channels_last) for s in ((128, 128, 16, 16), (128, 128, 3, 3))
+    )
+    kinds = [(lambda: a @ b, 2 * 2048**3), (lambda: F.conv2d(x, w, padding=1), 2 * 128 * 128 * 128 * 9 * 256)]
+
+    def one_thread() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()
+
+    pool = ThreadPoolExecutor(threads, initializer=one_thread)
+    list(pool.map(lambda _: kinds[1][0](), range(4 * threads)))
+    torch.set_num_threads(threads)
+
+    def repeat(call: Callable[[], object], times: int) -> None:
+        for _ in range(times):
+            call()
+
+    def together(call: Callable[[], object], times: int) -> None:
+        list(pool.map(lambda _: repeat(call, times // threads), range(threads)))
+
+    ways = [
+        partial(way, call, threads * round(PEAK_PRODUCTS / products / threads))
+        for call, products in kinds
+        for way in (repeat, together)
+    ]
+    best = min(ways, key=lambda way: min(seconds(way) for _ in range(3)))
+    while True:
+        best()
+        turn()
+
+
+if __name__ == "__main__":
+    main()
