@@ -1,0 +1,131 @@
+"""The kernel for convolutions with fewer multiplications, against float64, and inside a compiled network."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from featureflock.models.wide_resnet import WideResNet
+from featureflock.native import faster_convolutions, winograd
+from featureflock.native.building import compiled
+
+needs_compiler = pytest.mark.skipif(
+    compiled("winograd", 4, 7) is None, reason="There is no C compiler here, which the kernel needs."
+)
+OURS = torch.ops.featureflock.winograd.default
+
+
+class Spying(type(faster_convolutions)):
+    """The pass, and which functions it leaves in a graph."""
+
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, graph):
+        super().__call__(graph)
+        self.found.extend(node.target for node in graph.nodes if node.op == "call_function")
+
+    def uuid(self):
+        return None  # not to be kept for later
+
+
+def spied_on(net):
+    torch.compiler.reset()  # or there would be too many graphs of one function
+    net.to(memory_format=torch.channels_last)
+    spy = Spying()
+    return torch.compile(lambda x: net(x), dynamic=False, options={"post_grad_custom_pre_pass": spy}), spy
+
+
+def images(*shape):
+    return torch.randn(*shape).contiguous(memory_format=torch.channels_last)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "inputs", "outputs", "height", "width"),
+    [
+        (1, 8, 16, 1, 1),
+        (3, 8, 48, 5, 7),
+        (37, 16, 16, 8, 8),
+        (2, 24, 32, 33, 40),
+        (5, 64, 32, 4, 2),
+        (1, 1024, 16, 3, 9),
+    ],
+)
+def test_is_the_convolution(batch, inputs, outputs, height, width, with_bias, threads):
+    torch.manual_seed(batch)
+    x, weight = torch.randn(batch, inputs, height, width), torch.randn(outputs, inputs, 3, 3)
+    bias = torch.randn(outputs) if with_bias else None
+    expected = F.conv2d(x.double(), weight.double(), None if bias is None else bias.double(), padding=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = winograd(x, weight, bias)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert (found - expected).norm() < 2e-6 * expected.norm()
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, winograd(x, weight, bias))  # whatever the number of threads
+
+
+@needs_compiler
+def test_what_is_beyond_an_image_does_not_reach_it():
+    x = images(3, 8, 5, 5)
+    x[1] = torch.nan
+    found = winograd(x, torch.randn(16, 8, 3, 3), None)
+    assert found[1].isnan().all()
+    assert found[[0, 2]].isfinite().all()
+
+
+@needs_compiler
+def test_takes_its_place_in_compiled_networks_that_predict():
+    torch.manual_seed(0)
+    plain, fast = (WideResNet(10, 1).to(memory_format=torch.channels_last).eval() for _ in range(2))
+    fast.load_state_dict(plain.state_dict())
+    spy = Spying()
+    fast.compile(dynamic=False, options={"post_grad_custom_pre_pass": spy})
+    x = images(32, 3, 32, 32)
+    with torch.no_grad():
+        expected, found = plain(x), fast(x)
+    wide = [m for m in plain.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) and m.in_channels >= 8]
+    assert spy.found.count(OURS) == sum(m.stride == (1, 1) for m in wide) == 4
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@needs_compiler
+def test_is_not_for_networks_that_learn():
+    convolve, spy = spied_on(nn.Conv2d(16, 16, 3, padding=1))
+    x = images(32, 16, 32, 32).requires_grad_()
+    convolve(x).square().sum().backward()
+    assert torch.ops.aten.convolution.default in spy.found
+    assert OURS not in spy.found
+    with torch.no_grad():
+        convolve(x)
+    assert OURS in spy.found
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "outputs", "size", "options"),
+    [
+        (32, 16, 16, 32, {"stride": 2}),
+        (32, 16, 16, 32, {"padding": 0}),
+        (32, 16, 16, 32, {"dilation": 2}),
+        (32, 16, 16, 32, {"groups": 2}),
+        (32, 3, 16, 32, {}),
+        (32, 16, 10, 32, {}),
+        (1, 16, 16, 16, {}),
+        (32, 16, 16, 32, {"dtype": torch.float64}),
+    ],
+)
+def test_leaves_other_convolutions_alone(batch, inputs, outputs, size, options):
+    net = nn.Conv2d(inputs, outputs, 3, **{"padding": 1, **options})
+    convolve, spy = spied_on(net)
+    x = images(batch, inputs, size, size).to(net.weight.dtype)
+    with torch.no_grad():
+        assert_close(convolve(x), net(x))
+    assert torch.ops.aten.convolution.default in spy.found
+    assert OURS not in spy.found
