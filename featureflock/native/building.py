@@ -1,14 +1,11 @@
-"""What the kernels share: a C file compiled for this processor when it is first asked for, and threads to run it in."""
+"""What the kernels share: a C file compiled for this processor when it is first asked for."""
 
 import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,9 @@ import torch
 
 @lru_cache
 def compiled(name: str, pointers: int, numbers: int) -> Any:
-    """The function `name` in the C file `name`, of so many pointers, then so many longs; it returns 0 if all is well.
+    """The function `name` in the C file `name`, of so many pointers, then so many longs; 0 means that all is well.
+
+    The last of the longs is how many threads it may use.
 
     None where there is no C compiler that can make it.
     """
@@ -27,7 +26,7 @@ def compiled(name: str, pointers: int, numbers: int) -> Any:
     source = Path(__file__).with_name(f"{name}.c")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, f"{name}.so")
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         if subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, check=False).returncode:
             return None
         function = getattr(ctypes.CDLL(str(library)), name)
@@ -35,18 +34,7 @@ def compiled(name: str, pointers: int, numbers: int) -> Any:
     return function
 
 
-def in_threads(part: Callable[[int, int], int], count: int) -> None:
-    """part(first, last) for as many parts of 0 … count as PyTorch has threads.
-
-    The kernels are called through ctypes, which lets other Python threads run meanwhile.
-    """
-    threads = min(torch.get_num_threads(), count)
-    bounds = list(pairwise(count * k // threads for k in range(threads + 1)))
-    codes = [part(*bounds[0])] if threads == 1 else _pool(threads).map(lambda b: part(*b), bounds)
-    if any(codes):
+def call(function: Any, *args: int | None) -> None:
+    """On as many threads as PyTorch has in this thread of Python; other threads of Python run meanwhile."""
+    if function(*args, torch.get_num_threads()):
         raise MemoryError("Not enough memory for a convolution.")
-
-
-@lru_cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="kernel")

@@ -44,10 +44,9 @@ static inline __attribute__((always_inline)) void tile(shape s, const long strid
             *(vec *)(dw + o * next_output + t * next_tap) += sum[o][t];
 }
 
-/* The rows `first` to `last` of dw, (outputs, 3, 3, inputs), from x of height × width pixels. Returns 0, or 1 if there is
-   no memory. */
-int weight_gradient(const float *x, const float *g, float *dw, long batch, long height, long width, long inputs,
-                    long outputs, long stride, long first, long last)
+/* The rows `first` to `last` of dw, (outputs, 3, 3, inputs), from x of height × width pixels. */
+static int rows(const float *x, const float *g, float *dw, long batch, long height, long width, long inputs,
+                long outputs, long stride, long first, long last)
 {
     shape s = {.height = (height - 1) / stride + 1, .width = (width - 1) / stride + 1};
     s.x_row = (width + 3) * LANES; /* one pixel more than the frame needs: stride 2 looks ahead */
@@ -95,4 +94,17 @@ int weight_gradient(const float *x, const float *g, float *dw, long batch, long 
     free(xs);
     free(gs);
     return 0;
+}
+
+/* Returns 0, or 1 if there is no memory. Each thread has some output channels. */
+int weight_gradient(const float *x, const float *g, float *dw, long batch, long height, long width, long inputs,
+                    long outputs, long stride, long threads)
+{
+    int failed = 0;
+    long blocks = outputs / OUTPUTS;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(| : failed)
+    for (long k = 0; k < threads; k++)
+        failed |= rows(x, g, dw, batch, height, width, inputs, outputs, stride, blocks * k / threads * OUTPUTS,
+                       blocks * (k + 1) / threads * OUTPUTS);
+    return failed;
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from featureflock.native.building import compiled, in_threads
+from featureflock.native.building import call, compiled
 
 _INPUTS, _OUTPUTS = 8, 4
 """Numbers of channels must be multiples of these."""
@@ -24,17 +24,11 @@ def weight_gradient(grad: Tensor, x: Tensor, stride: int) -> Tensor:
 
     Stride 1 or 2, padding 1. Each thread takes some output channels, so the number of threads does not change a bit.
     """
-    function = _function()
     grad, x = (t.contiguous(memory_format=torch.channels_last) for t in (grad, x))
     (batch, inputs, height, width), outputs = x.shape, grad.shape[1]
     dw: Tensor = _like(grad, x, stride)
-
-    def part(first: int, last: int) -> int:
-        sizes = batch, height, width, inputs, outputs, stride, first * _OUTPUTS, last * _OUTPUTS
-        code: int = function(x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
-        return code
-
-    in_threads(part, outputs // _OUTPUTS)
+    sizes = batch, height, width, inputs, outputs, stride
+    call(_function(), x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
     return dw
 
 
@@ -96,4 +90,4 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _function() -> Any:
-    return compiled("weight_gradient", pointers=3, numbers=8)
+    return compiled("weight_gradient", pointers=3, numbers=7)

@@ -5,8 +5,6 @@ stands for what measured fastest (docs/decisions.md).
 """
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from featureflock.ensemble import Ensemble
+from featureflock.inference import can_compile
 from featureflock.running import Run
 from featureflock.training.recipe import Precision
 
@@ -109,9 +108,9 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         raise ValueError(f"--run threaded is for a CPU, not for {name}; leave it out.")
     if engine.compile == "on" and run in ("vectorised", "low_memory"):
         raise ValueError(f"--compile on and --run {run} do not go together; leave one of them out.")
-    if engine.compile == "on" and device.type == "cpu" and not _has_compiler():
+    if engine.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    compilable = run in ("sequential", "threaded") and (device.type == "cuda" or _has_compiler())
+    compilable = run in ("sequential", "threaded") and can_compile(device)
     return Setup(
         device=str(device),
         precision=precision,
@@ -145,7 +144,3 @@ def _compiler_options(setup: Setup) -> dict[str, Any]:
         if native.is_worthwhile():
             options["post_grad_custom_pre_pass"] = native.faster_weight_gradients
     return options
-
-
-def _has_compiler() -> bool:
-    return shutil.which(os.environ.get("CXX", "g++")) is not None or shutil.which("clang++") is not None
