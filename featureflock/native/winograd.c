@@ -32,6 +32,20 @@ static place place_of(shape s, long tile)
     return (place){tile / image, tile % image / across * 2, tile % across * 2};
 }
 
+static place after(shape s, place at)
+{
+    at.left += 2;
+    if (at.left >= s.width) {
+        at.left = 0;
+        at.top += 2;
+    }
+    if (at.top >= s.height) {
+        at.top = 0;
+        at.image++;
+    }
+    return at;
+}
+
 /* v of one tile: 16 points `next` apart. */
 static void transform_input(shape s, place at, const float *x, const float *zeros, float *v, long next)
 {
@@ -116,15 +130,17 @@ int winograd(const float *x, const float *u, const float *bias, float *y, long b
     last = last * TILES < tiles ? last * TILES : tiles;
     for (long begin = first * TILES; begin < last; begin += most) {
         long count = last - begin < most ? last - begin : most;
-        for (long t = 0; t < count; t++)
-            transform_input(s, place_of(s, begin + t), x, zeros, v + t * inputs, next);
+        place start = place_of(s, begin), at = start;
+        for (long t = 0; t < count; t++, at = after(s, at))
+            transform_input(s, at, x, zeros, v + t * inputs, next);
         for (long o = 0; o < outputs; o += PANEL) {
             for (long k = 0; k < POINTS; k++)
                 for (long t = 0; t < count; t += TILES)
                     multiply(v + k * next + t * inputs, u + (o * POINTS + k * PANEL) * inputs,
                              m + (t * POINTS + k) * PANEL, inputs);
-            for (long t = 0; t < count; t++)
-                transform_output(s, place_of(s, begin + t), m + t * POINTS * PANEL, bias ? bias + o : bias, y + o);
+            at = start;
+            for (long t = 0; t < count; t++, at = after(s, at))
+                transform_output(s, at, m + t * POINTS * PANEL, bias ? bias + o : bias, y + o);
         }
     }
     free(zeros);

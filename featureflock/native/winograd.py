@@ -52,7 +52,8 @@ def winograd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @winograd.register_fake
 def _like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     batch, _, height, width = x.shape
-    return x.new_empty(batch, weight.shape[0], height, width).contiguous(memory_format=torch.channels_last)
+    sizes = batch, weight.shape[0], height, width
+    return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _transformed(weight: Tensor) -> Tensor:
