@@ -8,6 +8,7 @@ another convolution:
 
 import os
 import shutil
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -34,11 +35,11 @@ def folded(module: nn.Module) -> nn.Module:
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
             continue
         conv, norm = modules[str(before.target)], modules[str(node.target)]
-        if type(norm) is not _NORMS.get(type(conv)) or norm.running_mean is None:  # type: ignore[arg-type]
+        if type(norm) is not _NORMS.get(type(conv)) or norm.running_mean is None:
             continue
         if times[before.target] > 1 or times[node.target] > 1:  # shared by two places
             continue
-        traced.set_submodule(str(before.target), fuse_conv_bn_eval(conv, norm))  # type: ignore[type-var]
+        traced.set_submodule(str(before.target), fuse_conv_bn_eval(conv, norm))
         modules[str(before.target)] = traced.get_submodule(str(before.target))
         node.replace_all_uses_with(before)
         traced.graph.erase_node(node)
@@ -57,7 +58,7 @@ def compiled_for_inference(module: nn.Module) -> nn.Module:
     """The module, which will be compiled for each shape of input when it first comes."""
     from featureflock import native  # imports the compiler, which takes a second
 
-    options = {"cpp.dynamic_threads": True}
+    options: dict[str, Any] = {"cpp.dynamic_threads": True}
     if native.is_worthwhile():
         options["post_grad_custom_pre_pass"] = native.faster_convolutions
     module.compile(options=options)

@@ -89,7 +89,8 @@ class ParticleLayer(nn.Module):
     over all n·B rows. The gradient that reaches the layer is then −g/(nB), and it hands −v/B to the members, so that
     each moves along (1/B)(∂h_i/∂w_i)ᵀ v_i. Whatever comes behind the layer, such as a shared head, gets the gradient of
     the mean loss. In eval mode, under no_grad, or for input that needs no gradient, the input itself is returned.
-    Features that are not finite are refused; under torch.compile, which cannot, they give gradients that are not.
+    Features that are not finite are refused. Under torch.compile, which cannot, and on a GPU, which would have to be
+    waited for, they give gradients that are not.
 
     Args:
         prior, kernel, rank, subspace, rule: as in `transport`.
@@ -128,7 +129,7 @@ class ParticleLayer(nn.Module):
         law = self._law()
         law.check(features.shape[0])
         self._check_factors()
-        if not torch.compiler.is_compiling():
+        if features.device.type == "cpu" and not torch.compiler.is_compiling():
             _refuse_non_finite(features, "features")
         count = features.shape[1] if self.count is None else self.count
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale

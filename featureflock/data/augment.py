@@ -29,7 +29,7 @@ def crop_and_flip(x_bchw: Tensor, index_b: Tensor, draw: Draw, *, padding: int, 
     """
     height, width = x_bchw.shape[-2:]
     device = x_bchw.device
-    keys = draw.seed, draw.epoch, index_b.to(device)
+    keys = draw.seed, draw.epoch, index_b.to(device, non_blocking=True)
     top_b, left_b = below(2 * padding + 1, *keys, 0), below(2 * padding + 1, *keys, 1)
     column_w = torch.arange(width, device=device)
     if flip:

@@ -68,8 +68,9 @@ class Scale:
 
     def __call__(self, x: Tensor) -> Tensor:
         shape = (-1, *(1,) * (x.ndim - 2))
-        factor = 1 / torch.tensor(self.deviation, device=x.device).view(shape)
-        return x.float().mul(factor).sub_(torch.tensor(self.mean, device=x.device).view(shape) * factor)
+        mean, deviation = (torch.tensor(v).to(x.device, non_blocking=True) for v in (self.mean, self.deviation))
+        factor = 1 / deviation.view(shape)
+        return x.float().mul(factor).sub_(mean.view(shape) * factor)
 
 
 def as_numbers(x: Tensor, scale: Scale | None) -> Tensor:
@@ -125,10 +126,10 @@ class InMemory(Examples):
         # All of it goes to the device at once: CIFAR's bytes take 150 MB there.
         self.x = self.x.to(device)
         for positions in order:
-            x = self.x[positions.to(device)]
+            x = self.x[positions.to(device, non_blocking=True)]
             if draw is not None and (self.padding or self.flip):
                 x = crop_and_flip(x, self.indices[positions], draw, padding=self.padding, flip=self.flip)
-            yield Batch(as_numbers(x, self.scale), self.labels[positions].to(device))
+            yield Batch(as_numbers(x, self.scale), self.labels[positions].to(device, non_blocking=True))
 
     def digest(self) -> str:
         return content_digest(self.x, self.labels)

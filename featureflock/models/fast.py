@@ -57,7 +57,8 @@ class FastConvNet(nn.Module):
                 nn.init.dirac_(m.weight.data[: m.in_channels])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.stages(F.relu(self.whitening(x))).amax((-2, -1)) / 8
+        maps: Tensor = self.stages(F.relu(self.whitening(x)))
+        return maps.amax((-2, -1)) / 8
 
     def fit(self, x_nchw: Tensor) -> None:
         """Whiten patches as those of these pictures."""

@@ -114,12 +114,11 @@ static void transform_output(shape s, place at, const float *m, const float *bia
     }
 }
 
-/* The groups `first` to `last` of 6 tiles, which are counted through all images. Returns 0, or 1 if there is no memory. */
-int winograd(const float *x, const float *u, const float *bias, float *y, long batch, long height, long width,
-             long inputs, long outputs, long first, long last)
+/* The tiles from `first` to `last`, which are counted through all images. */
+static int some(const float *x, const float *u, const float *bias, float *y, long height, long width,
+                long inputs, long outputs, long first, long last)
 {
     shape s = {height, width, inputs, outputs};
-    long tiles = batch * ((height + 1) / 2) * ((width + 1) / 2);
     long most = BLOCK / (inputs * TILES) > 1 ? BLOCK / (inputs * TILES) * TILES : TILES;
     long next = most * inputs + PANEL; /* not a power of two, or the points would share lines of the cache */
     float *zeros = aligned_alloc(64, (inputs + POINTS * next + most * POINTS * PANEL + PANEL) * sizeof(float) / 64 * 64);
@@ -127,8 +126,7 @@ int winograd(const float *x, const float *u, const float *bias, float *y, long b
         return 1;
     float *v = zeros + (inputs + PANEL - 1) / PANEL * PANEL, *m = v + POINTS * next;
     memset(zeros, 0, inputs * sizeof(float));
-    last = last * TILES < tiles ? last * TILES : tiles;
-    for (long begin = first * TILES; begin < last; begin += most) {
+    for (long begin = first; begin < last; begin += most) {
         long count = last - begin < most ? last - begin : most;
         place start = place_of(s, begin), at = start;
         for (long t = 0; t < count; t++, at = after(s, at))
@@ -145,4 +143,19 @@ int winograd(const float *x, const float *u, const float *bias, float *y, long b
     }
     free(zeros);
     return 0;
+}
+
+/* Returns 0, or 1 if there is no memory. Each thread has some groups of 6 tiles. */
+int winograd(const float *x, const float *u, const float *bias, float *y, long batch, long height, long width,
+             long inputs, long outputs, long threads)
+{
+    int failed = 0;
+    long tiles = batch * ((height + 1) / 2) * ((width + 1) / 2), groups = (tiles + TILES - 1) / TILES;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(| : failed)
+    for (long k = 0; k < threads; k++) {
+        long last = groups * (k + 1) / threads * TILES;
+        failed |= some(x, u, bias, y, height, width, inputs, outputs, groups * k / threads * TILES,
+                       last < tiles ? last : tiles);
+    }
+    return failed;
 }

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from featureflock.native.building import compiled, in_threads
+from featureflock.native.building import call, compiled
 
 _INPUTS, _OUTPUTS = 8, 16
 """Numbers of channels must be multiples of these."""
-
-_TILES = 6
-"""Tiles of 2×2 pixels that are computed together."""
 
 _WORTHWHILE = 512
 """Tiles from which on transforming the weights first pays for itself."""
@@ -33,19 +30,13 @@ def winograd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Each thread takes some tiles, so the number of threads does not change a bit.
     """
-    function = _function()
     x = x.contiguous(memory_format=torch.channels_last)
     bias = None if bias is None else bias.contiguous()
     (batch, inputs, height, width), outputs = x.shape, weight.shape[0]
     u = _transformed(weight)
     y: Tensor = _like(x, weight, bias)
-
-    def part(first: int, last: int) -> int:
-        pointers = x.data_ptr(), u.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
-        code: int = function(*pointers, batch, height, width, inputs, outputs, first, last)
-        return code
-
-    in_threads(part, -(-_tiles(x) // _TILES))
+    pointers = x.data_ptr(), u.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
+    call(_function(), *pointers, batch, height, width, inputs, outputs)
     return y
 
 
@@ -65,8 +56,9 @@ def _transformed(weight: Tensor) -> Tensor:
 
 
 def _tiles(x: Tensor) -> int:
-    batch, _, height, width = x.shape
-    return batch * ((height + 1) // 2) * ((width + 1) // 2)
+    """Of 2×2 pixels; where sizes are not fixed, of the example that a graph is made from."""
+    batch, _, height, width = (n if isinstance(n, int) else n.node.hint or 0 for n in x.shape)
+    return int(batch * ((height + 1) // 2) * ((width + 1) // 2))
 
 
 class _FasterConvolutions(CustomGraphPass):
@@ -97,7 +89,6 @@ def _fits(*args: Any) -> bool:
         and outputs % _OUTPUTS == 0
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
         and tensors[0].is_contiguous(memory_format=torch.channels_last)
-        and all(isinstance(size, int) for size in tensors[0].shape)
         and _tiles(tensors[0]) >= _WORTHWHILE
     )
 
@@ -108,4 +99,4 @@ def _is_kept(weight: fx.Node) -> bool:
 
 
 def _function() -> Any:
-    return compiled("winograd", pointers=4, numbers=7)
+    return compiled("winograd", pointers=4, numbers=6)

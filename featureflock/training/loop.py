@@ -151,6 +151,7 @@ class _Loop:
     state: State
     reporter: Reporter
     interrupts: Interrupts
+    _seen: tuple[float, float] | None = None
 
     def run_epoch(self) -> None:
         """The rest of this epoch's batches, then a checkpoint."""
@@ -237,7 +238,8 @@ class _Loop:
         self._count(loss.detach(), logits.detach(), batch.y)
 
     def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
-        """Add to the epoch's sums, and note who is not finite; nothing is read off the device here."""
+        """Add to the epoch's sums, and note who is not finite. Nothing is read off a GPU here, which would make it wait:
+        that is done when a checkpoint is written, at the latest at the end of the epoch."""
         state, size = self.state, len(y_b)
         log_p_nbc = logits_nbc.float().log_softmax(-1)
         ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
@@ -246,7 +248,7 @@ class _Loop:
         state.totals[3] += size
         bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
         state.first_bad.masked_fill_(bad & (state.first_bad < 0), state.step)
-        if self.setup.device == "cpu" or state.step % 100 == 0:
+        if self.setup.device == "cpu":
             self._refuse_non_finite()
 
     def _refuse_non_finite(self) -> None:
@@ -267,6 +269,7 @@ class _Loop:
 
     def _save(self) -> None:
         state = self.state
+        self._look()
         self._refuse_non_finite()
         members = non_finite_members(state)
         if members is not None:
@@ -285,8 +288,15 @@ class _Loop:
             )
 
     def _averages(self) -> tuple[float, float]:
+        """The members' mean cross-entropy and the accuracy in this epoch; on a GPU as of the last checkpoint."""
+        if self.setup.device == "cpu" or self._seen is None:
+            self._look()
+        assert self._seen is not None
+        return self._seen
+
+    def _look(self) -> None:
         _, cross_entropy, correct, count = self.state.totals.tolist()
-        return cross_entropy / max(count, 1), 100 * correct / max(count, 1)
+        self._seen = cross_entropy / max(count, 1), 100 * correct / max(count, 1)
 
     def _tell_unreadable(self, batch: Batch) -> None:
         for name in batch.unreadable:

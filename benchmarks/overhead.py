@@ -1,0 +1,134 @@
+"""What a method adds to a training step of Deep Ensembles with the same members and batch.
+
+Two measurements, of which the second is the sharper. Members' own passes take nearly all of a step and vary by several
+per cent from one step to the next, more than what is looked for.
+
+    whole steps     a step of each method, in turns; the median of the ratios within a round
+    own work        the same steps with members whose passes cost next to nothing (they have all the weights, and give
+                    features that depend on each): what is left is the layer, the heads, the loss, the optimiser. The
+                    difference of a method from Deep Ensembles, over a whole step of Deep Ensembles
+
+    python benchmarks/overhead.py [--quick] [--full] [--json FILE]
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measuring import ratios, row, seconds, table, write_json
+from torch import Tensor, nn
+
+from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
+from featureflock.models import WRN
+from featureflock.training import Engine, Recipe
+from featureflock.training.engine import set_up
+from featureflock.training.memory import keeping_memory
+from featureflock.training.state import fresh_state
+
+SEED, BATCH, CLASSES = 0, 128, 10
+LIMITS = {FeatureWGD: (0.01, 0.03), FunctionWGD: (0.01, 0.03), WeightWGD: (0.1, 0.1)}
+"""Wanted of WRN-16-4 × 10 and of WRN-10-1 × 5."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few members and rounds, not compiled")
+    parser.add_argument("--full", action="store_true", help="whole steps of WRN-16-4 × 10 too")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    rows = measure("quick" if args.quick else "full" if args.full else "usual")
+    print(table(rows))
+    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    with keeping_memory():
+        if scale == "quick":
+            return _compare(WRN(10, 1), 2, 1, 1, True, 1, Engine(compile="off"))
+        small = _compare(WRN(10, 1), 5, 1, 15, True, 20)
+        return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", 20)
+
+
+def _compare(
+    network: WRN,
+    members: int,
+    limit: int,
+    rounds: int,
+    whole: bool,
+    own_rounds: int,
+    engine: Engine = Engine(compile="on"),
+) -> list[dict[str, Any]]:
+    name = f"WRN-{network.depth}-{network.width} × {members}"
+    methods: list[Method] = [DeepEnsembles(), *(method() for method in LIMITS)]
+    rows = []
+    few = members if whole else 2  # Deep Ensembles alone: a step takes as long for each member, however many
+    steps = {m.title: _step(m, network, few, engine) for m in (methods if whole else methods[:1])}
+    taken = _in_turns(steps, rounds, warm_up=2)
+    base = DeepEnsembles.title
+    for method in methods[1:] if whole else []:
+        added = [r - 1 for r in ratios(taken[method.title], taken[base])]
+        rows.append(row(f"{name}: {method.title}, whole steps", added, "", "of a step", seconds=taken[method.title]))
+    of_a_step = median(taken[base]) * members / few
+    del steps
+    light = {m.title: _step(m, network, members, Engine(compile="off", run="sequential"), light=True) for m in methods}
+    own = _in_turns(light, own_rounds, warm_up=2)
+    for method in methods[1:]:
+        added = [(a - b) / of_a_step for a, b in zip(own[method.title], own[base], strict=True)]
+        wanted = f"≤ {LIMITS[type(method)][limit]}"  # type: ignore[index]
+        rows.append(row(f"{name}: {method.title}, own work", added, wanted, "of a step", seconds_of_a_step=of_a_step))
+    return rows
+
+
+def _in_turns(steps: dict[str, Callable[[], None]], rounds: int, warm_up: int) -> dict[str, list[float]]:
+    for step in steps.values():
+        for _ in range(warm_up):
+            step()
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for i in range(rounds):
+        for name in random.Random(i).sample(list(steps), len(steps)):
+            taken[name].append(seconds(steps[name]))
+    return taken
+
+
+class _Light(nn.Module):
+    """All the weights of a network, and features (B, H) that depend on each of them but cost only one look at it."""
+
+    def __init__(self, network: nn.Module, features: int) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("base", torch.randn(BATCH, features).relu())
+        self.feature_dim = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base + 1e-6 * torch.stack([p.sum() for p in self.network.parameters()]).sum()
+
+
+def _step(method: Method, network: WRN, members: int, engine: Engine, light: bool = False) -> Callable[[], None]:
+    def extractor() -> nn.Module:
+        whole = network.extractor((3, 32, 32))
+        return _Light(whole, 64 * network.width) if light else whole
+
+    ens = method.build(
+        extractor, lambda: nn.Linear(64 * network.width, CLASSES), members=members, seed=SEED, train_size=50_000
+    )
+    setup = set_up(engine, "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    torch.manual_seed(SEED)
+    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))
+
+    def step() -> None:
+        for optimiser in state.optimisers:
+            optimiser.zero_grad()
+        method.loss(ens, x, y).backward()
+        for optimiser in state.optimisers:
+            optimiser.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Prediction: `ens.for_inference()` against a plain loop over members in eval mode.
+
+    plain       each member in turn, eager, default memory format, softmax, then the mean
+    ours        ens.for_inference().predict(x)
+
+Each has a process of its own, and they take turns; a piece of work is one batch. Both have the same weights, with running
+statistics that are not those of initialisation; the largest difference of their probabilities is measured too.
+
+    python benchmarks/prediction.py [--quick] [--full] [--json FILE]
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import Worker, ratios, row, table, write_json
+from torch import Tensor
+
+import featureflock as ff
+from featureflock.models import WRN
+
+SEED, BATCH = 0, 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smallest network, one round, not compiled")
+    parser.add_argument("--full", action="store_true", help="more rounds")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    rows = measure("quick" if args.quick else "full" if args.full else "usual")
+    print(table(rows))
+    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    if scale == "quick":
+        return _compare(WRN(10, 1), 2, 1, "", False)
+    rounds = 20 if scale == "full" else 8
+    return _compare(WRN(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(WRN(16, 4), 4, rounds, "≥ 2.0", True)
+
+
+def _compare(network: WRN, members: int, rounds: int, wanted: str, compile: bool) -> list[dict[str, Any]]:
+    name = f"WRN-{network.depth}-{network.width} × {members}"
+    workers = {"plain": Worker(_plain, network, members), "ours": Worker(_ours, network, members, compile)}
+    taken: dict[str, list[float]] = {who: [] for who in workers}
+    for i in range(rounds):
+        for who in random.Random(i).sample(list(workers), len(workers)):
+            taken[who].append(workers[who].seconds())
+    for worker in workers.values():
+        worker.close()
+    ens, x = _ensemble(network, members)
+    difference = float((ens.for_inference(compile=compile).predict(x) - _plainly(ens, x)).abs().max())
+    return [
+        row(f"{name}: prediction over a plain loop", ratios(taken["plain"], taken["ours"]), wanted, seconds=taken),
+        row(f"{name}: largest difference of a probability", [difference], "≤ 1e-5", ""),
+    ]
+
+
+def _ensemble(network: WRN, members: int) -> tuple[ff.Ensemble, Tensor]:
+    torch.manual_seed(SEED)
+    extractors = [network.extractor((3, 32, 32)) for _ in range(members)]
+    ens = ff.Ensemble(extractors, network.head(extractors[0], 10), ff.ParticleLayer())
+    x = torch.randn(BATCH, 3, 32, 32)
+    with torch.no_grad():
+        ens(x[:32])
+    return ens.eval(), x
+
+
+@torch.no_grad()
+def _plainly(ens: ff.Ensemble, x: Tensor) -> Tensor:
+    return torch.stack([ens.head(extractor(x)).softmax(-1) for extractor in ens.extractors]).mean(0)
+
+
+def _plain(turn: Callable[[], None], network: WRN, members: int) -> None:
+    ens, x = _ensemble(network, members)
+    while True:
+        _plainly(ens, x)
+        turn()
+
+
+def _ours(turn: Callable[[], None], network: WRN, members: int, compile: bool) -> None:
+    ens, x = _ensemble(network, members)
+    fast = ens.for_inference(compile=compile)
+    while True:
+        fast.predict(x)
+        turn()
+
+
+if __name__ == "__main__":
+    main()

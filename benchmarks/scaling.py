@@ -1,0 +1,116 @@
+"""How the cost of the repulsion, and of a whole step for each member, grows with the number of members n and with d.
+
+    transport      time for n particles of d numbers, over the time for the least n and d: what n² d would be is beside it
+    step           feature-WGD with small convolutional networks: time of a step for each member, over that at n = 2
+
+Times within a round, in turns; medians over rounds. One thread.
+
+    python benchmarks/scaling.py [--quick] [--full] [--json FILE]
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import ratios, row, seconds, table, write_json
+
+import featureflock as ff
+from featureflock.methods import FeatureWGD
+from featureflock.models import CNN
+from featureflock.training import Engine, Recipe
+from featureflock.training.engine import set_up
+from featureflock.training.state import fresh_state
+
+SEED, BATCH = 0, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few members, one round")
+    parser.add_argument("--full", action="store_true", help="more rounds, and d up to a million")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    rows = measure("quick" if args.quick else "full" if args.full else "usual")
+    print(table(rows))
+    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": 1, "rows": rows})
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if scale == "quick":
+            return [*_transport((2, 4), (1000, 2000), 1), *_steps((2, 4), 1)]
+        ds = (8_192, 32_768, 131_072, 1_000_000) if scale == "full" else (8_192, 32_768, 131_072)
+        rounds = 15 if scale == "full" else 5
+        return [*_transport((2, 8, 32, 128), ds, rounds), *_steps((2, 8, 32, 128), rounds)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _transport(ns: tuple[int, ...], ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    torch.manual_seed(SEED)
+    cases = [(n, ds[0]) for n in ns] + [(10, d) for d in ds]
+    calls = {
+        (n, d): partial(ff.transport, torch.randn(n, d), torch.randn(n, d), prior=ff.Cauchy(1e-3), rank=min(5, n))
+        for n, d in cases
+    }
+    taken = _in_turns(calls, rounds)
+    rows = []
+    for first, group in (((ns[0], ds[0]), cases[: len(ns)]), ((10, ds[0]), cases[len(ns) :])):
+        for n, d in group:
+            grown = (n / first[0]) ** 2 * d / first[1]
+            name = f"transport, n = {n}, d = {d:,}: time over n = {first[0]}, d = {first[1]:,} (n² d: {grown:,.0f})"
+            rows.append(row(name, ratios(taken[n, d], taken[first]), seconds=taken[n, d]))
+    return rows
+
+
+def _steps(ns: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    taken = _in_turns({n: _step(n) for n in ns}, rounds)
+    least = [s / ns[0] for s in taken[ns[0]]]
+    return [
+        row(
+            f"step of feature-WGD, n = {n}: time a member over n = {ns[0]}",
+            ratios([s / n for s in taken[n]], least),
+            "≤ 1.1" if n == ns[-1] else "",
+            seconds=taken[n],
+        )
+        for n in ns[1:]
+    ]
+
+
+def _in_turns(calls: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
+    taken: dict[Any, list[float]] = {key: [] for key in calls}
+    for i in range(rounds + 1):
+        for key in random.Random(i).sample(list(calls), len(calls)):
+            time = seconds(calls[key])
+            if i:  # the first warms up
+                taken[key].append(time)
+    return taken
+
+
+def _step(members: int) -> Callable[[], None]:
+    method, network = FeatureWGD(), CNN()
+    made = network.extractor((3, 32, 32))
+    ens = method.build(
+        lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
+    )
+    setup = set_up(Engine(compile="off", run="sequential"), "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    torch.manual_seed(SEED)
+    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        state.optimisers[0].zero_grad()
+        method.loss(ens, x, y).backward()
+        state.optimisers[0].step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
