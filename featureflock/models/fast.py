@@ -22,6 +22,7 @@ Shapes: N pictures, C channels, H × W pixels; P = 4 C numbers in a patch.
 from collections.abc import Sequence
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -123,10 +124,15 @@ class Stage(nn.Module):
         self.conv2, self.bn2 = conv(width, width, 3), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)
-        if min(x.shape[-2:]) > 1:
-            x = F.max_pool2d(x, 2)
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(x)))))
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(halved(self.conv1(x)))))))
+
+
+def halved(x: Tensor) -> Tensor:
+    """The largest of each 2×2 pixels, as long as there are two to choose from."""
+    return F.max_pool2d(x, 2) if min(x.shape[-2:]) > 1 else x
+
+
+torch.fx.wrap("halved")  # its path depends on the size, which those who trace a network do not know
 
 
 def check_fast(widths: Sequence[int]) -> None:
