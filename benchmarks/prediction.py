@@ -3,8 +3,8 @@
     plain       each member in turn, eager, default memory format, softmax, then the mean
     ours        ens.for_inference().predict(x)
 
-Each has a process of its own, and they take turns; a piece of work is one batch. Both have the same weights, with running
-statistics that are not those of initialisation; the largest difference of their probabilities is measured too.
+Each has a process of its own, and they take turns; a piece of work is one batch. Both have the same weights, with
+running statistics that are not those of initialisation; the largest difference of a probability is measured too.
 
     python benchmarks/prediction.py [--quick] [--full] [--json FILE]
 """

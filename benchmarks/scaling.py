@@ -1,6 +1,6 @@
 """How the cost of the repulsion, and of a whole step for each member, grows with the number of members n and with d.
 
-    transport      time for n particles of d numbers, over the time for the least n and d: what n² d would be is beside it
+    transport      time for n particles of d numbers, over that for the least n and d; what n² d would be is beside it
     step           feature-WGD with small convolutional networks: time of a step for each member, over that at n = 2
 
 Times within a round, in turns; medians over rounds. One thread.

@@ -18,8 +18,8 @@ from featureflock.native.building import call, compiled
 _INPUTS, _OUTPUTS = 8, 16
 """Numbers of channels must be multiples of these."""
 
-_WORTHWHILE = 512
-"""Tiles from which on transforming the weights first pays for itself."""
+_ENOUGH_TILES, _ENOUGH_CHANNELS = 512, 1024
+"""From so many tiles on transforming the weights pays for itself, and from so many pairs of channels on the images."""
 
 _G = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]]
 
@@ -89,7 +89,8 @@ def _fits(*args: Any) -> bool:
         and outputs % _OUTPUTS == 0
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
         and tensors[0].is_contiguous(memory_format=torch.channels_last)
-        and _tiles(tensors[0]) >= _WORTHWHILE
+        and _tiles(tensors[0]) >= _ENOUGH_TILES
+        and inputs * outputs >= _ENOUGH_CHANNELS
     )
 
 

@@ -238,8 +238,10 @@ class _Loop:
         self._count(loss.detach(), logits.detach(), batch.y)
 
     def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
-        """Add to the epoch's sums, and note who is not finite. Nothing is read off a GPU here, which would make it wait:
-        that is done when a checkpoint is written, at the latest at the end of the epoch."""
+        """Add to the epoch's sums, and note who is not finite.
+
+        Nothing is read off a GPU here, which would make it wait: that is done when a checkpoint is written.
+        """
         state, size = self.state, len(y_b)
         log_p_nbc = logits_nbc.float().log_softmax(-1)
         ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
