@@ -22,11 +22,11 @@ import torch
 from measuring import ratios, row, seconds, table, write_json
 from torch import Tensor, nn
 
+from featureflock.memory import keeping_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import WRN
 from featureflock.training import Engine, Recipe
 from featureflock.training.engine import set_up
-from featureflock.training.memory import keeping_memory
 from featureflock.training.state import fresh_state
 
 SEED, BATCH, CLASSES = 0, 128, 10

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from measuring import Worker, ratios, row, table, write_json
 
+from featureflock.memory import keeping_memory
 from featureflock.methods import FeatureWGD
 from featureflock.models import WRN
 from featureflock.running import Run
 from featureflock.training import Engine, Recipe
 from featureflock.training.engine import set_up
-from featureflock.training.memory import keeping_memory
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 128

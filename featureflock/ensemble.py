@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from featureflock.inference import can_compile, compiled_for_inference, folded
+from featureflock.memory import keep_memory
 from featureflock.running import Run, State, check_alike, check_apart, run_modules
 
 Place = Literal["features", "logits", "weights"]
@@ -156,8 +157,9 @@ class Ensemble(nn.Module):
         """A copy that only predicts, as fast as it can: the same probabilities, up to rounding.
 
         It is in eval mode and has no gradients and no particle layer. BatchNorm is folded into convolutions
-        (inference.py), pixels are kept with all their channels (channels_last), and on a CPU members run side by side
-        in threads. What the ensemble learns afterwards is not in it.
+        (inference.py) and pixels are kept with all their channels (channels_last). On a CPU members run side by side
+        in threads, and from then on this process keeps memory that it releases (memory.py). What the ensemble learns
+        afterwards is not in the copy.
 
             fast = ens.for_inference()
             probs = fast.predict(x)
@@ -176,6 +178,8 @@ class Ensemble(nn.Module):
         )
         fast.temperature = self.temperature
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if device.type == "cpu":
+            keep_memory()
         if can_compile(device) if compile is None else compile:
             for extractor in fast.extractors:
                 compiled_for_inference(extractor)

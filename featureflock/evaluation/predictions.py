@@ -21,6 +21,7 @@ from featureflock.ensemble import Ensemble
 from featureflock.evaluation.conditions import Condition
 from featureflock.evaluation.runs import TrainedRun
 from featureflock.files import clear_partials, write_atomically
+from featureflock.memory import keeping_memory
 from featureflock.training.engine import Engine, Setup, set_up
 from featureflock.training.measuring import Diverged
 
@@ -69,6 +70,7 @@ class Predictor:
         return self._setup
 
     @torch.no_grad()
+    @keeping_memory()
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
         """Of every member on examples; those that cannot be read are left out."""
         ens, setup = self.ensemble, self.setup

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
 from featureflock.ensemble import Ensemble, recorded
+from featureflock.memory import keeping_memory
 from featureflock.particles import NotFinite
 from featureflock.provenance import provenance
 from featureflock.saving import save
@@ -27,7 +28,6 @@ from featureflock.training import checkpoint as checkpoints
 from featureflock.training.engine import Engine, Setup, set_up
 from featureflock.training.interrupts import Interrupts, Stopped, listening
 from featureflock.training.measuring import Diverged, measure
-from featureflock.training.memory import keeping_memory
 from featureflock.training.progress import Plan, Reporter
 from featureflock.training.recipe import Recipe, describe, differences
 from featureflock.training.run_folder import RunFolder
