@@ -1,6 +1,6 @@
 # make demo   train and compare ensembles on embedded data; prints a table, writes featureflock-demo/
 # make test   linters, types and tests
-# make bench  speed and memory, as ratios measured side by side
+# make bench  speed and memory, as ratios measured side by side, in minutes; FULL=1 for the large settings; writes bench.json
 # Each sets itself up in .venv first.
 
 PYTHON ?= python3
@@ -19,14 +19,10 @@ test: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --cov=featureflock --cov-report=term-missing:skip-covered
 
 bench: $(READY)
-	$(BIN)/python benchmarks/transport.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/methods.py
-	$(BIN)/python benchmarks/corruptions.py
+	$(BIN)/python benchmarks/bench.py $(if $(FULL),--full) --json bench.json
 
 clean:
-	rm -rf .venv featureflock-demo
+	rm -rf .venv featureflock-demo bench.json
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('featureflock needs Python 3.11 or newer; run make PYTHON=...')"

@@ -122,9 +122,9 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
     )
 
 
-_WORTH_COMPILING = {"cpu": 2.5e13, "cuda": 1e15}
-"""Multiplications from which on compiling pays for itself: it takes the better part of a minute, and saves a CPU up to
-a tenth of its time (results/benchmark_engine.json). The number for CUDA is a guess that nothing was measured for."""
+_WORTH_COMPILING = {"cpu": 1e13, "cuda": 1e15}
+"""Multiplications from which on compiling pays for itself: it takes the better part of a minute, and saves a CPU a
+quarter of its time (docs/speed.md). The number for CUDA is a guess that nothing was measured for."""
 
 
 def _run(device: torch.device, ens: Ensemble, convolutions: bool) -> Run:

@@ -1,0 +1,95 @@
+"""Where the time of a training step goes: WRN-16-4, batch 128, one member, one thread, by torch.profiler.
+
+ordinary        eager, default memory format
+featureflock    what the training loop makes of it: channels_last, compiled, memory kept
+
+python benchmarks/profile_step.py [--quick] [--json results/bench_profile.json]
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import in_fresh_process, write_json
+from torch.profiler import ProfilerActivity, profile
+
+from featureflock.memory import keeping_memory
+from featureflock.methods import DeepEnsembles
+from featureflock.models import WRN
+from featureflock.training import Engine, Recipe
+from featureflock.training.engine import set_up
+from featureflock.training.state import fresh_state
+
+SEED, BATCH = 0, 128
+KINDS: dict[str, Callable[[str], bool]] = {
+    "convolutions, forward": lambda name: name in ("aten::mkldnn_convolution", "aten::convolution_overrideable"),
+    "their gradients, by PyTorch": lambda name: name == "aten::convolution_backward",
+    "gradients of weights, by our kernel": lambda name: name == "featureflock::weight_gradient",
+    "BatchNorm, ReLU, sums": lambda name: (
+        name.startswith("## Call Compiled")
+        or any(part in name for part in ("batch_norm", "relu", "threshold", "aten::add", "aten::mean", "aten::div"))
+    ),
+    "optimiser": lambda name: "sgd" in name or "foreach" in name,
+    "all else": lambda name: True,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smallest network, not compiled")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    network = WRN(10, 1) if args.quick else WRN(16, 4)
+    sides = {
+        "ordinary": in_fresh_process(_profile, network, False, False),
+        "featureflock": in_fresh_process(_profile, network, True, not args.quick),
+    }
+    rows = [{"kind": kind, **{side: milliseconds[kind] for side, milliseconds in sides.items()}} for kind in KINDS]
+    print(table(rows))
+    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": 1, "rows": rows})
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    lines = ["| | ordinary, ms | share | featureflock, ms | share |", "|---|---:|---:|---:|---:|"]
+    sides = ("ordinary", "featureflock")
+    totals = {side: sum(row[side] for row in rows) for side in sides}
+    for row in [*rows, {"kind": "a step of one member", **totals}]:
+        cells = [f"{row[side]:,.0f} | {100 * row[side] / totals[side]:.0f} %" for side in sides]
+        lines.append(f"| {row['kind']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _profile(network: WRN, ours: bool, compile: bool) -> dict[str, float]:
+    torch.set_num_threads(1)
+    method, made = DeepEnsembles(), network.extractor((3, 32, 32))
+    ens = method.build(lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=1, seed=SEED)
+    engine = Engine(channels_last="on" if ours else "off", compile="on" if compile else "off", run="sequential")
+    setup = set_up(engine, "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        state.optimisers[0].zero_grad()
+        method.loss(ens, x, y).backward()
+        state.optimisers[0].step()
+
+    with keeping_memory() if ours else nullcontext():
+        for _ in range(3):
+            step()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(3):
+                step()
+    found: dict[str, float] = defaultdict(float)
+    for event in profiler.key_averages():
+        kind = next(kind for kind, fits in KINDS.items() if fits(event.key))
+        found[kind] += event.self_cpu_time_total / 1e3 / 3
+    return {kind: found[kind] for kind in KINDS}
+
+
+if __name__ == "__main__":
+    main()
