@@ -1,13 +1,19 @@
 """The command line: featureflock data | train | evaluate | report | predict | demo.
 
-Commands are imported when they are called for. The package itself still imports PyTorch at once.
+Commands are imported when they are called for, and PyTorch with them.
 """
 
 import importlib
+import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from featureflock.hints import unknown
+from featureflock.version import __version__
 
 COMMANDS = {
     "data": "which data sets there are, getting them, and corrupting them",
@@ -22,20 +28,49 @@ COMMANDS = {
 def main() -> None:
     """A user's mistake gets one sentence, not a traceback."""
     words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is cleared
     try:
-        command, args = words[0], words[1:]
-        if command not in COMMANDS:
-            raise unknown("command", command, COMMANDS)
-        importlib.import_module(f"featureflock.commands.{command}").main(args)
+        if not words or words[0] in ("-h", "--help"):
+            print(_help())
+        elif words[0] == "--version":
+            print(f"featureflock {__version__}")
+        else:
+            _run(*words)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"featureflock: {error}")
     except KeyboardInterrupt as interrupt:
         print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
         sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # what a shell reports of a signal
+
+
+def _run(command: str, *args: str) -> None:
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    with _ending_at_once():
+        module = importlib.import_module(f"featureflock.commands.{command}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is cleared
+    module.main(list(args))
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """While modules are imported, which takes seconds, Ctrl-C ends the process there and then.
+
+    An exception would not do: C code that is just importing something, as PyTorch's imports NumPy, would lose it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # such as nohup's, which ignores it
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"featureflock: stopped.\n")
+    os._exit(128 + number)
 
 
 def _help() -> str:
@@ -46,6 +81,6 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "featureflock COMMAND --help says more.",
+            "featureflock COMMAND --help says more; featureflock --version says which version this is.",
         ]
     )

@@ -5,18 +5,20 @@ import math
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
-from scipy.stats import t as student_t
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from featureflock.data import two_view_digits
 from featureflock.demo import METHODS, Outcome, Settings
 from featureflock.provenance import provenance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCORES = {"accuracy": ("accuracy, %", 1), "nll": ("NLL", 3), "disagreement": ("disagreement, %", 1)}
 PAIRED = {"accuracy": ("accuracy, %", 2), "nll": ("NLL", 3)}
@@ -106,9 +108,9 @@ def write_report(outcomes: list[Outcome], summary: dict[str, Any], folder: Path)
     return paths
 
 
-def accuracy_picture(summary: dict[str, Any]) -> Figure:
+def accuracy_picture(summary: dict[str, Any]) -> "Figure":
     """Accuracy of each method on each test set, with the deviation over seeds."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    figure = _figure(3.4)
     axes = figure.subplots()
     tests = list(summary["scores"][OURS])
     for k, (method, of) in enumerate(summary["scores"].items()):
@@ -124,12 +126,12 @@ def accuracy_picture(summary: dict[str, Any]) -> Figure:
     return figure
 
 
-def views_picture(outcomes: list[Outcome], summary: dict[str, Any]) -> Figure:
+def views_picture(outcomes: list[Outcome], summary: dict[str, Any]) -> "Figure":
     """Ten test pictures as each member sees them: the more a half drives its prediction, the stronger its colour."""
     data = two_view_digits(0)
     pictures = [data.x_test["clean"][data.y_test == digit][0].numpy() for digit in range(10)]
     shown = [o for o in outcomes if o.seed == 0 and o.method in (*RIVALS, OURS)]
-    figure = Figure(figsize=(8, 0.5 + 2.1 * len(shown)), layout="constrained")
+    figure = _figure(0.5 + 2.1 * len(shown))
     for axes, outcome in zip(figure.subplots(len(shown)), shown, strict=True):
         grid = _tinted(pictures, np.array(outcome.left_shares), COLOURS[outcome.method])
         axes.imshow(grid, interpolation="nearest")
@@ -146,6 +148,12 @@ def views_picture(outcomes: list[Outcome], summary: dict[str, Any]) -> Figure:
         axes.tick_params(length=0)
     figure.suptitle("Which half drives each member's prediction (seed 0)", x=0.01, ha="left", fontsize=11)
     return figure
+
+
+def _figure(height: float) -> "Figure":
+    from matplotlib.figure import Figure  # takes a second, which --help need not wait for
+
+    return Figure(figsize=(8, height), layout="constrained")
 
 
 def _tinted(pictures: list[NDArray[np.float32]], left_shares: NDArray[np.float64], colour: str) -> NDArray[np.float64]:
@@ -178,4 +186,4 @@ def _paired(ours: list[float], theirs: list[float]) -> dict[str, float]:
     """Mean and half width of the 95 % interval (Student's t) of the differences on the same seeds."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return {"mean": statistics.fmean(differences), "ci95": float(student_t.ppf(0.975, len(differences) - 1)) * error}
+    return {"mean": statistics.fmean(differences), "ci95": float(stdtrit(len(differences) - 1, 0.975)) * error}

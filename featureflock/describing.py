@@ -1,8 +1,8 @@
 """A tree of modules as JSON and back, without running any code that the JSON could name.
 
 A module is described by the name of its class, its plain attributes, its tensors and its children. It is made again
-without calling a constructor, and its class is looked up by name among those that the running program has already
-imported. What JSON cannot describe (a lambda as an attribute, a hook) raises `Undescribed`.
+without calling a constructor, and its class is looked up by name among the library's own and those that the running
+program has already imported. What JSON cannot describe (a lambda as an attribute, a hook) raises `Undescribed`.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featureflock import kernels, priors, rules
+from featureflock import kernels, methods, models, priors, rules  # noqa: F401 — the library's own module classes
 from featureflock.running import own_attributes
 
 _LAWS: dict[str, Any] = {

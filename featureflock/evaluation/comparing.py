@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
 
@@ -53,5 +53,5 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     centre, sd, m = mean([ours[seed] - theirs[seed] for seed in seeds])
     if sd is None:
         return Difference(centre, None, None, m)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, m - 1)) * sd / math.sqrt(m)
+    half = float(stdtrit(m - 1, (1 + LEVEL) / 2)) * sd / math.sqrt(m)
     return Difference(centre, centre - half, centre + half, m)
