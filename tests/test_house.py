@@ -104,6 +104,9 @@ def test_figures_in_the_readme_are_those_in_results():
         ("docs/methods.md", "cifar10-eight", "cifar10_eight.json", "collect_evaluation", None),
         ("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", "redundancy", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
+        ("docs/speed.md", "bench", "bench.json", "measuring", "rows"),
+        ("docs/speed.md", "profile", "bench_profile.json", "profile_step", "rows"),
+        ("docs/speed.md", "to-accuracy", "to_accuracy.json", "to_accuracy", "rows"),
     ],
 )
 def test_tables_in_the_documents_are_those_in_results(page, marker, results, script, key, monkeypatch):
@@ -157,7 +160,16 @@ def test_public_names_are_documented():
 
 
 @pytest.mark.parametrize(
-    "script", ["transport.py", "memory.py", "engine.py", "methods.py", "corruptions.py", "to_accuracy.py"]
+    "script",
+    [
+        "transport.py",
+        "engine.py",
+        "methods.py",
+        "corruptions.py",
+        "to_accuracy.py",
+        "profile_step.py",
+        "bench.py",
+    ],
 )
 def test_benchmarks_run(script, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
