@@ -100,6 +100,11 @@ def _read(run, condition):
     return read(run, condition).log_probs
 
 
+def test_runs_are_called_by_their_folders(runs, results):
+    assert [entry["folder"] for entry in results["runs"]] == [run.name for run in runs]
+    assert [name for setting in results["settings"] for name in setting["runs"]] == [run.name for run in runs]
+
+
 def test_settings_are_means_over_seeds_and_differences_are_paired(results):
     ours, theirs = ([entry["summary"]["nll"] for entry in results["runs"][k : k + 2]] for k in (2, 0))
     base, setting = results["settings"]

@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 from torch.testing import assert_close
 
 from featureflock import evaluation as ev
+from featureflock.evaluation import metrics
 from featureflock.evaluation.metrics import doubt
 
 METRICS = (ev.accuracy, ev.brier, ev.ece, ev.aurc)
@@ -69,6 +70,18 @@ def test_average_is_the_log_of_the_mean_probability():
     assert_close(ev.average(log_p), log_p.exp().mean(0).log())
     assert_close(ev.average(log_p[:1]), log_p[0])
     assert ev.average(log_p.float()).dtype == torch.float64
+
+
+def test_slices_do_not_change_the_average_nor_what_is_said_of_it(monkeypatch):
+    log_p, _ = draw(members=4, b=11)
+    expected = ev.average(log_p)
+    monkeypatch.setattr(metrics, "SLICE", 4 * 5 * 3)
+    assert torch.equal(ev.average(log_p), expected)
+    log_p[2, 7] += 1
+    with pytest.raises(ValueError, match=r"example 7 of member 2 sums to 2\.718"):
+        ev.average(log_p)
+    with pytest.raises(ValueError, match=r"member_log_probs must have shape \(members, examples, classes\)"):
+        ev.average(log_p[0])
 
 
 def test_scores_are_the_single_metrics():

@@ -20,7 +20,7 @@ Shapes: B examples, C classes, g halves.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +28,11 @@ from torch import Tensor
 
 from featureflock.ensemble import Ensemble
 from featureflock.evaluation.inputs import checked_labels, checked_log_probs
-from featureflock.evaluation.metrics import Scores, mean_log_probs, mean_scores, scores
+from featureflock.evaluation.metrics import SLICE, Scores, mean_log_probs, mean_scores, scores_of
 
 BOUNDS = 0.01, 100.0
-SLICE = 2**17  # numbers at a time in a fit
+LEAST, MOST = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
+"""Of u = log β."""
 
 
 class Calibrated(NamedTuple):
@@ -54,8 +55,7 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     """The T from 0.01 to 100 that minimises the NLL of softmax(log p̄ / T)."""
     log_p = checked_log_probs(log_probs)
     likelihood = _Likelihood(log_p, checked_labels(labels, log_p))
-    everything = torch.ones_like(log_p[:, :1])
-    return _minimise(likelihood, everything, start=1.0)[0].item()
+    return _temperature(*_best(likelihood, torch.ones_like(log_p[:, :1]), [0.0]))
 
 
 def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: int = 0) -> Calibrated:
@@ -70,16 +70,18 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
     log_p = checked_log_probs(log_probs)
     y = checked_labels(labels, log_p)
     likelihood = _Likelihood(log_p, y)
-    start = _minimise(likelihood, torch.ones_like(log_p[:, :1]), start=1.0)[0].item()
+    (u,) = _best(likelihood, torch.ones_like(log_p[:, :1]), [0.0])
+    near_2b = likelihood.of_each(log_p.new_full((len(y),), math.exp(u)))  # where the halves' u are not far
     parts: list[Scores] = []
     temperatures: list[float] = []
     for pair in halves(len(y), shuffles, seed):
         first, second = (half.to(y.device) for half in pair)
         half_bg = torch.zeros_like(log_p[:, :1].expand(-1, 2))
         half_bg[first, 0] = half_bg[second, 1] = 1
-        fitted = _minimise(likelihood, half_bg, start).tolist()
-        for half, temperature in zip((second, first), fitted, strict=True):
-            parts.append(scores((log_p[half] / temperature).log_softmax(-1), y[half]))
+        start = [_newton(u, *derivatives) for derivatives in (near_2b @ half_bg).T.tolist()]
+        fitted = [_temperature(best) for best in _best(likelihood, half_bg, start)]
+        outcomes = likelihood.outcomes(half_bg @ (1 / half_bg.new_tensor(fitted).flip(0)))
+        parts += [scores_of(*outcomes[:, half]) for half in (second, first)]
         temperatures += fitted
     return Calibrated(mean_scores(parts), tuple(temperatures))
 
@@ -146,46 +148,98 @@ class _Likelihood:
                 f"The label of example {int(z_y_b.isinf().nonzero()[0])} has probability 0, so the NLL is infinite at "
                 "every temperature; take the log_softmax of logits instead of the log of rounded probabilities."
             )
-        top_b = log_p_bc.amax(-1)
-        self.e_cb = (log_p_bc - top_b[:, None]).clamp_min(-1e30).T.contiguous()  # finite, so that 0 · e² is 0
+        log_p_cb = log_p_bc.T.contiguous()
+        top_b, self.class_b = log_p_cb.max(0)
+        self.correct_b = (self.class_b == y_b).double()
+        self.e_cb = (log_p_cb - top_b).clamp_min_(-1e30)  # finite, so that 0 · e² is 0
         self.e_y_b = z_y_b - top_b
+        self.flat_b = self.e_cb.amin(0) == 0
         self.width = max(1, SLICE // len(self.e_cb))
 
-    def derivatives(self, beta_g: Tensor, half_bg: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of L' and L'' over the examples of each half, (g,) each; `half_bg` is 1 where they belong, else 0."""
-        total_2g = beta_g.new_zeros(2, len(beta_g))
-        slices = (x.split(self.width, -1) for x in (self.e_cb, self.e_y_b, half_bg.T))
-        for e_cb, e_y_b, half_gb in zip(*slices, strict=True):
-            w_cb = (e_cb * (beta_g @ half_gb)).exp_()
+    def of_each(self, beta_b: Tensor) -> Tensor:
+        """What each example adds to L' and to L'', (2, B), at a temperature of its own."""
+        parts = []
+        for e_cb, e_y_b, b in self._slices(self.e_cb, self.e_y_b, beta_b):
+            w_cb = (e_cb * b).exp_()
             norm_b = w_cb.sum(0)
             mean_b = w_cb.mul_(e_cb).sum(0) / norm_b
             variance_b = (w_cb.mul_(e_cb).sum(0) / norm_b - mean_b.square()).clamp_min(0)
-            total_2g += torch.stack([mean_b - e_y_b, variance_b]) @ half_gb.T
-        return total_2g[0], total_2g[1]
+            parts.append(torch.stack([mean_b - e_y_b, variance_b]))
+        return torch.cat(parts, -1)
+
+    def derivatives(self, beta_g: Tensor, half_bg: Tensor) -> Tensor:
+        """Sums of L' and of L'' over the examples of each half, (2, g); `half_bg` is 1 where they belong, else 0."""
+        return self.of_each(half_bg @ beta_g) @ half_bg
+
+    def outcomes(self, beta_b: Tensor) -> Tensor:
+        """What `scores_of` takes of each example, (5, B), at a temperature of its own."""
+        parts = []
+        for e_cb, e_y_b, b, class_b in self._slices(self.e_cb, self.e_y_b, beta_b, self.class_b):
+            w_cb = (e_cb * b).exp_().scatter_(0, class_b[None], 0)  # of the top class it is 1
+            others_b = w_cb.sum(0)
+            norm_b = 1 + others_b
+            log_p_y_b = b * e_y_b - norm_b.log()
+            square_b = (1 + w_cb.square_().sum(0)) / norm_b.square()
+            distance_b = square_b - 2 * log_p_y_b.exp() + 1
+            parts.append(torch.stack([log_p_y_b, distance_b, 1 / norm_b, others_b / norm_b]))
+        return torch.cat([self.correct_b[None], torch.cat(parts, -1)])
 
     def flat(self, half_bg: Tensor) -> Tensor:
         """Whether all predictions of a half are uniform, (g,)."""
-        return (half_bg * self.e_cb.amin(0)[:, None] == 0).all(0)
+        return (self.flat_b[:, None] | (half_bg == 0)).all(0)
+
+    def _slices(self, *of_examples: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        return zip(*(x.split(self.width, -1) for x in of_examples), strict=True)
 
 
-def _minimise(likelihood: _Likelihood, half_bg: Tensor, start: float) -> Tensor:
-    """T of the least NLL for each half, (g,), searched in u = log β. Bracket ends are infinite until they are seen."""
-    least, most = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
-    u = half_bg.new_full(half_bg.shape[1:], -math.log(start))
-    lo, hi = torch.full_like(u, -math.inf), torch.full_like(u, math.inf)
-    last, before = hi, hi
-    done = likelihood.flat(half_bg)
-    u = u.masked_fill(done, 0)
+def _best(likelihood: _Likelihood, half_bg: Tensor, start: list[float]) -> list[float]:
+    """u = log β of the least NLL for each half, searched for from `start`."""
+    searches = [
+        _Search(0.0 if flat else u, flat) for u, flat in zip(start, likelihood.flat(half_bg).tolist(), strict=True)
+    ]
     for _ in range(200):
-        slope, curvature = likelihood.derivatives(u.exp(), half_bg)
-        lo, hi = torch.where(slope <= 0, u, lo), torch.where(slope > 0, u, hi)
-        newton = u + torch.log1p(-slope / (u.exp() * curvature))  # NaN, so not accepted, where β would be negative
-        accepted = (lo <= newton) & (newton <= hi) & ((newton.clamp(least, most) - u).abs() <= before / 2)
-        middle = torch.where(hi.isinf(), most, torch.where(lo.isinf(), least, (lo + hi) / 2))
-        target = torch.where(accepted, newton.clamp(least, most), middle)
-        before, last = last, (target - u).abs()
-        u = torch.where(done, u, target)
-        done = done | (last <= 1e-9)
-        if done.all():
+        if all(search.done for search in searches):
             break
-    return (-u).exp().masked_fill(u >= most, BOUNDS[0]).masked_fill(u <= least, BOUNDS[1])  # bounds exactly
+        beta_g = half_bg.new_tensor([math.exp(search.u) for search in searches])
+        for search, slope, curvature in zip(searches, *likelihood.derivatives(beta_g, half_bg).tolist(), strict=True):
+            search.step(slope, curvature)
+    return [search.u for search in searches]
+
+
+class _Search:
+    """Newton's method in a bracket, whose ends are infinite until they are seen."""
+
+    def __init__(self, u: float, done: bool) -> None:
+        self.u = min(max(u, LEAST), MOST) if math.isfinite(u) else 0.0
+        self.done = done
+        self.lo, self.hi = -math.inf, math.inf
+        self.last = self.before = math.inf
+
+    def step(self, slope: float, curvature: float) -> None:
+        if self.done:
+            return
+        if slope <= 0:
+            self.lo = self.u
+        else:
+            self.hi = self.u
+        newton = _newton(self.u, slope, curvature)
+        target = min(max(newton, LEAST), MOST)
+        enough = 1e-7  # what is left is of the order of its square
+        if not (self.lo <= newton <= self.hi and abs(target - self.u) <= self.before / 2):
+            middle = (self.lo + self.hi) / 2
+            target = MOST if self.hi == math.inf else LEAST if self.lo == -math.inf else middle
+            enough = 1e-9
+        self.before, self.last = self.last, abs(target - self.u)
+        self.u = target
+        self.done = self.last <= enough
+
+
+def _newton(u: float, slope: float, curvature: float) -> float:
+    """Newton's step in β, from u to another u; NaN where β would be negative."""
+    step = slope / (math.exp(u) * curvature) if curvature else math.inf
+    return u + math.log1p(-step) if step < 1 else math.nan
+
+
+def _temperature(u: float) -> float:
+    """exp(−u), its bounds exactly."""
+    return BOUNDS[0] if u >= MOST else BOUNDS[1] if u <= LEAST else math.exp(-u)

@@ -18,18 +18,20 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
     """Probabilities (B, C), or with `members` (n, B, C), in float64."""
     name = "member_probs" if members else "probs"
-    p = _checked_shape(probs, name, members)
+    check_shape(probs, name, members)
+    p = probs.detach().to(torch.float64)
     if (p < 0).any():
         raise ValueError(f"{name} must not be negative; the least is {p.min().item():g}.")
     _check_sums(p.sum(-1), name)
     return p
 
 
-def checked_log_probs(log_probs: Tensor, *, members: bool = False) -> Tensor:
-    """Log-probabilities (B, C), or with `members` (n, B, C), in float64."""
+def checked_log_probs(log_probs: Tensor, *, members: bool = False, first: int = 0) -> Tensor:
+    """Log-probabilities (B, C), or with `members` (n, B, C), in float64; `first` is what to call the first example."""
     name = "member_log_probs" if members else "log_probs"
-    log_p = _checked_shape(log_probs, name, members)
-    _check_sums(log_p.exp().sum(-1), name)
+    check_shape(log_probs, name, members)
+    log_p = log_probs.detach().to(torch.float64)
+    _check_sums(log_p.exp().sum(-1), name, first)
     return log_p
 
 
@@ -49,20 +51,20 @@ def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
     return labels
 
 
-def _checked_shape(x: Tensor, name: str, members: bool) -> Tensor:
+def check_shape(x: Tensor, name: str, members: bool) -> None:
+    """Refuse what is not (B, C), or with `members` (n, B, C)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ValueError(f"{name} must be a tensor of floating-point numbers; got {_kind(x)}.")
     if x.dim() != 2 + members or 0 in x.shape:
         shape = "(members, examples, classes)" if members else "(examples, classes)"
         raise ValueError(f"{name} must have shape {shape}, none of them 0; got {tuple(x.shape)}.")
-    return x.detach().to(torch.float64)
 
 
-def _check_sums(sums: Tensor, name: str) -> None:
+def _check_sums(sums: Tensor, name: str, first: int = 0) -> None:
     bad = ~((sums - 1).abs() <= TOLERANCE)  # written so that NaN is bad
     if bad.any():
         *member, example = bad.nonzero()[0].tolist()
-        where = f"example {example}" + (f" of member {member[0]}" if member else "")
+        where = f"example {first + example}" + (f" of member {member[0]}" if member else "")
         total = sums[bad][0].item()
         if total != total:
             raise ValueError(f"{name} must be numbers; {where} holds NaN.")

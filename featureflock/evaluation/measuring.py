@@ -60,8 +60,8 @@ def measure_run(
         there = read(run, condition)
         if condition.is_unfamiliar:
             found = out_of_distribution(probs, there.log_probs.double().exp())
-            name = condition.name.removeprefix("unfamiliar-")
-            unfamiliar[name] = {measure: part._asdict() for measure, part in found._asdict().items()}
+            kind = condition.name.removeprefix("unfamiliar-")
+            unfamiliar[kind] = {measure: part._asdict() for measure, part in found._asdict().items()}
         else:
             corruption, _, severity = condition.name.rpartition("-")
             corrupted.setdefault(corruption, {})[severity] = _scored(there)

@@ -24,9 +24,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featureflock.evaluation.inputs import checked_labels, checked_log_probs, checked_probs
+from featureflock.evaluation.inputs import check_shape, checked_labels, checked_log_probs, checked_probs
 
 BINS = 15
+SLICE = 2**17
+"""Numbers at a time."""
 
 
 class Scores(NamedTuple):
@@ -64,7 +66,11 @@ class RiskCoverage(NamedTuple):
 
 def average(member_log_probs: Tensor) -> Tensor:
     """log p̄, (B, C): the log of the members' mean probability, from (n, B, C)."""
-    return mean_log_probs(checked_log_probs(member_log_probs, members=True))
+    check_shape(member_log_probs, "member_log_probs", members=True)
+    n, b, c = member_log_probs.shape
+    width = max(1, SLICE // (n * c))  # large arrays of float64 would be new memory each time, which is slow
+    parts = zip(range(0, b, width), member_log_probs.split(width, 1), strict=True)
+    return torch.cat([mean_log_probs(checked_log_probs(part, members=True, first=k)) for k, part in parts])
 
 
 def scores(log_probs: Tensor, labels: Tensor) -> Scores:
@@ -72,8 +78,7 @@ def scores(log_probs: Tensor, labels: Tensor) -> Scores:
     log_p = checked_log_probs(log_probs)
     y, p = checked_labels(labels, log_p), log_p.exp()
     top, correct = _top(p, y)
-    ece, aurc = _ece(_reliability(top, correct, BINS)), _risk_coverage(p, correct).risk.mean().item()
-    return Scores(correct.mean().item(), _nll(log_p, y), _brier(p, y), ece, aurc)
+    return scores_of(correct, _of_label(log_p, y), _distance(p, y), top, doubt(p))
 
 
 def mean_scores(many: Sequence[Scores]) -> Scores:
@@ -99,13 +104,13 @@ def member_accuracy(member_probs: Tensor, labels: Tensor) -> list[float]:
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Mean negative log-likelihood in nats. Infinite where a label's probability has underflowed to 0: see `scores`."""
     p = checked_probs(probs)
-    return _nll(p.log(), checked_labels(labels, p))
+    return (-_of_label(p.log(), checked_labels(labels, p))).mean().item()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
     """Mean squared distance from the label's corner of the simplex; summed, not averaged, over classes."""
     p = checked_probs(probs)
-    return _brier(p, checked_labels(labels, p))
+    return _distance(p, checked_labels(labels, p)).mean().item()
 
 
 def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
@@ -124,7 +129,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
 def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
     """The error rate among the most confident examples, for every share of them."""
     p = checked_probs(probs)
-    return _risk_coverage(p, _top(p, checked_labels(labels, p))[1])
+    return _risk_coverage(doubt(p), _top(p, checked_labels(labels, p))[1])
 
 
 def aurc(probs: Tensor, labels: Tensor) -> float:
@@ -133,6 +138,12 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
 
 
 # ---- of arguments that have been checked
+
+
+def scores_of(correct_b: Tensor, log_p_y_b: Tensor, distance_b: Tensor, top_b: Tensor, doubt_b: Tensor) -> Scores:
+    """All metrics from what they are means of: see `_top`, `_of_label`, `_distance` and `doubt`."""
+    ece, aurc = _ece(_reliability(top_b, correct_b, BINS)), _risk_coverage(doubt_b, correct_b).risk.mean().item()
+    return Scores(correct_b.mean().item(), (-log_p_y_b).mean().item(), distance_b.mean().item(), ece, aurc)
 
 
 def mean_log_probs(log_p_nbc: Tensor) -> Tensor:
@@ -150,13 +161,15 @@ def _top(p_bc: Tensor, y_b: Tensor) -> tuple[Tensor, Tensor]:
     return top_b, (class_b == y_b).double()
 
 
-def _nll(log_p_bc: Tensor, y_b: Tensor) -> float:
-    return (-log_p_bc.gather(-1, y_b[:, None])).mean().item()
+def _of_label(log_p_bc: Tensor, y_b: Tensor) -> Tensor:
+    """log p of the label (B,)."""
+    return log_p_bc.gather(-1, y_b[:, None])[:, 0]
 
 
-def _brier(p_bc: Tensor, y_b: Tensor) -> float:
+def _distance(p_bc: Tensor, y_b: Tensor) -> Tensor:
+    """Squared, from the label's corner of the simplex (B,)."""
     corner_bc = torch.zeros_like(p_bc).scatter_(-1, y_b[:, None], 1)
-    return (p_bc - corner_bc).square().sum(-1).mean().item()
+    return (p_bc - corner_bc).square().sum(-1)
 
 
 def _reliability(top_b: Tensor, correct_b: Tensor, bins: int) -> Reliability:
@@ -172,8 +185,8 @@ def _ece(r: Reliability) -> float:
     return ((r.count * (r.confidence - r.accuracy).abs()).nansum() / r.count.sum()).item()
 
 
-def _risk_coverage(p_bc: Tensor, correct_b: Tensor) -> RiskCoverage:
-    _, place_b, count = torch.unique(doubt(p_bc), return_inverse=True, return_counts=True)
+def _risk_coverage(doubt_b: Tensor, correct_b: Tensor) -> RiskCoverage:
+    _, place_b, count = torch.unique(doubt_b, return_inverse=True, return_counts=True)
     rate = torch.bincount(place_b, 1 - correct_b) / count
-    j = torch.arange(1, len(correct_b) + 1, dtype=torch.float64, device=p_bc.device)
+    j = torch.arange(1, len(correct_b) + 1, dtype=torch.float64, device=doubt_b.device)
     return RiskCoverage(j / len(j), rate.repeat_interleave(count).cumsum(0) / j)

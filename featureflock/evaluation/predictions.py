@@ -42,6 +42,8 @@ class Predictions(NamedTuple):
 
     def at(self, positions: Tensor) -> "Predictions":
         """Only those at these positions."""
+        if torch.equal(self.positions, positions):
+            return self
         held = torch.isin(self.positions, positions)
         return Predictions(self.log_probs[:, held], self.labels[held], self.positions[held])
 
@@ -138,7 +140,7 @@ def kept(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dic
         with safetensors.safe_open(run.folder.predictions / f"{name}.safetensors", "pt") as file:
             if file.metadata() != _about(run, identity):
                 return None
-            return {each: file.get_tensor(each) for each in names}
+            return {each: file.get_tensor(each).clone() for each in names}  # not the file itself, which may be altered
     except (OSError, safetensors.SafetensorError):
         return None
 

@@ -1,0 +1,83 @@
+"""How long it takes to begin: seconds of `featureflock --help` and the like, and what the import adds to PyTorch's.
+
+Each time is that of a fresh process from its start to its end, and all take turns. What the import adds is the
+median of the differences between `import torch, featureflock` and `import torch` in the same round, and the difference
+of the least times, which other programs disturb least. Names are imported when they are first used: the last row is
+what a program that uses them all pays. Wanted are at most 0.3 s for the help and 0.2 s for the import.
+
+    python benchmarks/startup.py [--quick] [--json results/benchmark_startup.json]
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measuring import seconds, write_json
+
+TORCH = "import torch"
+PROGRAMS = {
+    "python": ["-c", "pass"],
+    "featureflock --help": ["-m", "featureflock", "--help"],
+    "featureflock --version": ["-m", "featureflock", "--version"],
+    "featureflock trian": ["-m", "featureflock", "trian"],
+    "featureflock train --help": ["-m", "featureflock", "train", "--help"],
+    "featureflock evaluate --help": ["-m", "featureflock", "evaluate", "--help"],
+    TORCH: ["-c", TORCH],
+    "import torch, featureflock": ["-c", "import torch, featureflock"],
+    "import torch; from featureflock import *": ["-c", "import torch; from featureflock import *"],
+}
+LIMITS = {
+    "featureflock --help": 0.3,
+    "featureflock --version": 0.3,
+    "featureflock trian": 0.3,
+    f"import torch, featureflock, beyond {TORCH}": 0.2,
+}
+ADDED = ("import torch, featureflock", "import torch; from featureflock import *")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--rounds", type=int, default=10, help="how often each time is taken")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    rounds = 1 if args.quick else args.rounds
+    for words in PROGRAMS.values():  # so that files are in memory and compiled
+        _run(words)
+    taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for _ in range(rounds):
+        for name, words in PROGRAMS.items():
+            taken[name].append(seconds(lambda words=words: _run(words)))  # type: ignore[misc]
+    rows = [_row(name, median(times), min(times), times) for name, times in taken.items()]
+    for name in ADDED:
+        added = [both - alone for both, alone in zip(taken[name], taken[TORCH], strict=True)]
+        least = min(taken[name]) - min(taken[TORCH])
+        rows.append(_row(f"{name}, beyond {TORCH}", median(added), least, added))
+    print(table(rows))
+    write_json(args.json, {"rounds": rounds, "rows": rows})
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    lines = ["| what | seconds, median | least | wanted |", "|---|---:|---:|---:|"]
+    for row in rows:
+        wanted = "" if row["limit"] is None else f"at most {row['limit']:g}"
+        lines.append(f"| {row['what']} | {row['median']:.3f} | {row['least']:.3f} | {wanted} |")
+    return "\n".join(lines)
+
+
+def _row(what: str, middle: float, least: float, taken: list[float]) -> dict[str, Any]:
+    return {"what": what, "median": middle, "least": least, "limit": LIMITS.get(what), "seconds": taken}
+
+
+def _run(words: list[str]) -> None:
+    run = subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if "Traceback" in run.stderr:
+        raise RuntimeError(run.stderr)
+
+
+if __name__ == "__main__":
+    main()
