@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import corruptions
 import evaluation
 import memory
 import overhead
@@ -31,6 +32,7 @@ PARTS = {
     "memory": memory.measure,
     "prediction": prediction.measure,
     "evaluation": evaluation.measure,
+    "corruptions": corruptions.measure,
     "startup": startup.measure,
 }
 

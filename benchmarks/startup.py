@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measuring import seconds, write_json
+from measuring import row, seconds, write_json
 
 TORCH = "import torch"
 PROGRAMS = {
@@ -45,6 +45,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
+    rows = _rows(rounds)
+    print(table(rows))
+    write_json(args.json, {"rounds": rounds, "rows": rows})
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    """The rows of the common table."""
+    rows = _rows({"quick": 1, "usual": 5, "full": 20}[scale])
+    return [row(r["what"], r["seconds"], f"≤ {r['limit']}", "s") for r in rows if r["limit"] is not None]
+
+
+def _rows(rounds: int) -> list[dict[str, Any]]:
     for words in PROGRAMS.values():  # so that files are in memory and compiled
         _run(words)
     taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
@@ -56,16 +68,15 @@ def main() -> None:
         added = [both - alone for both, alone in zip(taken[name], taken[TORCH], strict=True)]
         least = min(taken[name]) - min(taken[TORCH])
         rows.append(_row(f"{name}, beyond {TORCH}", median(added), least, added))
-    print(table(rows))
-    write_json(args.json, {"rounds": rounds, "rows": rows})
+    return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
     lines = ["| what | seconds, median | least | wanted |", "|---|---:|---:|---:|"]
-    for row in rows:
-        wanted = "" if row["limit"] is None else f"at most {row['limit']:g}"
-        lines.append(f"| {row['what']} | {row['median']:.3f} | {row['least']:.3f} | {wanted} |")
+    for r in rows:
+        wanted = "" if r["limit"] is None else f"at most {r['limit']:g}"
+        lines.append(f"| {r['what']} | {r['median']:.3f} | {r['least']:.3f} | {wanted} |")
     return "\n".join(lines)
 
 
