@@ -1,7 +1,8 @@
 """Training: `featureflock train` against an ordinary loop over members, and against the peak of the machine.
 
     ordinary    Deep Ensembles as they are written by hand: eager, default memory format, one SGD for each member, a
-                DataLoader of two workers whose transforms work on one PIL picture at a time (crop, flip, normalise)
+                DataLoader whose transforms work on one PIL picture at a time (crop, flip, normalise), in this process:
+                workers would read ahead while it is another's turn
     featureflock  the real `train` with what it chooses by itself: feature-WGD, its own data pipeline, channels_last,
                 compilation, threads
     peak        the best sustained rate of a large matrix product or a 3×3 convolution, each on all threads at once and
@@ -140,7 +141,7 @@ def _ordinary(turn: Callable[[], None], network: WRN, members: int) -> None:
     optimisers = [
         torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4) for net in nets
     ]
-    for x, y in _endless(DataLoader(_Transformed(), BATCH, shuffle=True, num_workers=2)):
+    for x, y in _endless(DataLoader(_Transformed(), BATCH, shuffle=True)):
         for net, optimiser in zip(nets, optimisers, strict=True):
             optimiser.zero_grad()
             F.cross_entropy(net(x), y).backward()

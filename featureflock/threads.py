@@ -103,11 +103,15 @@ def _undisturbed(calls: Sequence[Callable[[], T]], one_by_one: bool) -> list[T]:
 def _side_by_side(calls: Sequence[Callable[[], T]], one_by_one: bool) -> list[T]:
     threads = torch.get_num_threads()
     workers = min(threads, len(calls))
-    if workers < 2 or one_by_one:
+    if workers < 2:
         return [call() for call in calls]
     together = len(calls) - len(calls) % workers
-    surroundings = _Surroundings.here()
-    futures = [_pool(workers, threads // workers).submit(surroundings.run, call) for call in calls[:together]]
+    surroundings, pool = _Surroundings.here(), _pool(workers, threads // workers)
+    futures = []
+    for call in calls[:together]:
+        futures.append(pool.submit(surroundings.run, call))
+        if one_by_one:
+            wait(futures)
     wait(futures)
     return [future.result() for future in futures] + [call() for call in calls[together:]]
 
