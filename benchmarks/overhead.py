@@ -49,8 +49,8 @@ def measure(scale: str) -> list[dict[str, Any]]:
     with keeping_memory():
         if scale == "quick":
             return _compare(WRN(10, 1), 2, 1, 1, True, 1, Engine(compile="off"))
-        small = _compare(WRN(10, 1), 5, 1, 15, True, 20)
-        return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", 20)
+        small = _compare(WRN(10, 1), 5, 1, 10, True, 15)
+        return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", 15)
 
 
 def _compare(

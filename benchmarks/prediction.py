@@ -39,7 +39,7 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 2, 1, "", False)
-    rounds = 20 if scale == "full" else 8
+    rounds = 20 if scale == "full" else 5
     return _compare(WRN(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(WRN(16, 4), 4, rounds, "≥ 2.0", True)
 
 

@@ -48,7 +48,7 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 1, 1, False)
-    rows = _compare(WRN(10, 1), 2, 15, True)
+    rows = _compare(WRN(10, 1), 2, 10, True)
     return rows + _compare(WRN(16, 4), 2, 7, True) if scale == "full" else rows
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 2, 1, "", "", Engine(compile="off"))
-    rounds = 12 if scale == "full" else 6
+    rounds = 12 if scale == "full" else 4
     small = _compare(WRN(10, 2), 4, 2 * rounds, "≥ 1.5", "")
     return small + _compare(WRN(16, 4), 4 if scale == "full" else 2, rounds, "≥ 1.6", "≥ 0.75")
 

@@ -7,11 +7,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from featureflock.models.wide_resnet import WideResNet
-from featureflock.native import faster_weight_gradients, is_worthwhile, weight_gradient
+from featureflock.native import faster_convolutions, is_worthwhile
 from featureflock.native.building import compiled
+from featureflock.native.weight_gradient import KERNEL, weight_gradient
 
 needs_compiler = pytest.mark.skipif(
-    compiled("weight_gradient", 3, 7) is None, reason="There is no C compiler here, which the kernel needs."
+    compiled(*KERNEL) is None, reason="There is no C compiler here, which the kernel needs."
 )
 
 
@@ -47,7 +48,7 @@ def test_takes_its_place_in_compiled_networks_and_changes_nothing_else():
     fast.load_state_dict(plain.state_dict())
     found = []
 
-    class Spying(type(faster_weight_gradients)):
+    class Spying(type(faster_convolutions)):
         def __call__(self, graph):
             super().__call__(graph)
             found.extend(node.target for node in graph.nodes if node.op == "call_function")

@@ -7,11 +7,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from featureflock.models.wide_resnet import WideResNet
-from featureflock.native import faster_convolutions, winograd
+from featureflock.native import faster_convolutions
 from featureflock.native.building import compiled
+from featureflock.native.winograd import KERNEL, winograd
 
 needs_compiler = pytest.mark.skipif(
-    compiled("winograd", 4, 6) is None, reason="There is no C compiler here, which the kernel needs."
+    compiled(*KERNEL) is None, reason="There is no C compiler here, which the kernel needs."
 )
 OURS = torch.ops.featureflock.winograd.default
 
@@ -97,15 +98,29 @@ def test_takes_its_place_in_compiled_networks_that_predict():
 
 
 @needs_compiler
-def test_is_not_for_networks_that_learn():
-    convolve, spy = spied_on(nn.Conv2d(32, 32, 3, padding=1))
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 64), (48, 32)])
+def test_backward_is_the_derivative_with_respect_to_the_input(inputs, outputs):
+    torch.manual_seed(0)
+    x, weight = (
+        torch.zeros(3, inputs, 7, 10, dtype=torch.float64, requires_grad=True),
+        torch.randn(outputs, inputs, 3, 3),
+    )
+    grad = torch.randn(3, outputs, 7, 10)
+    (expected,) = torch.autograd.grad(F.conv2d(x, weight.double(), padding=1), x, grad.double())
+    assert (winograd(grad, weight, None, True) - expected).norm() < 2e-6 * expected.norm()
+
+
+@needs_compiler
+def test_networks_learn_with_it():
+    net = nn.Conv2d(32, 48, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
+    convolve, spy = spied_on(net)
     x = images(32, 32, 16, 16).requires_grad_()
-    convolve(x).square().sum().backward()
-    assert torch.ops.aten.convolution.default in spy.found
-    assert OURS not in spy.found
-    with torch.no_grad():
-        convolve(x)
-    assert OURS in spy.found
+    gradients = [torch.autograd.grad(call(x).square().sum(), (x, net.weight)) for call in (net, convolve)]
+    for plain, fast in zip(*gradients, strict=True):
+        assert (fast - plain).norm() < 1e-5 * plain.norm()
+    assert spy.found.count(OURS) == 2  # forward, and with respect to x
+    assert torch.ops.featureflock.weight_gradient.default in spy.found
+    assert torch.ops.aten.convolution_backward.default not in spy.found
 
 
 @pytest.mark.parametrize(

@@ -142,5 +142,5 @@ def _compiler_options(setup: Setup) -> dict[str, Any]:
         from featureflock import native  # imports the compiler, which takes a second
 
         if native.is_worthwhile():
-            options["post_grad_custom_pre_pass"] = native.faster_weight_gradients
+            options["post_grad_custom_pre_pass"] = native.faster_convolutions
     return options
