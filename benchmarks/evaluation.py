@@ -1,0 +1,178 @@
+"""How long all metrics of an ensemble take, from its predictions, as `featureflock evaluate` derives them.
+
+Ten members, 10,000 examples, 10 classes, made up: the clean test set, corrupted ones and unfamiliar inputs. Each has
+its scores raw and after temperature scaling, with the ten temperatures of the test-time cross-validation; the clean one
+has all that is said of members, sizes and curves besides. Predictions are read from files beside a run, as ever, or are
+in memory already. For comparison, the scores of two corrupted sets by plain loops: SciPy's bounded minimisation for
+each half, and NumPy. All take turns, in one process with one thread; the processor's time is what other programs
+disturb least.
+
+    python benchmarks/evaluation.py [--full] [--json results/benchmark_evaluation.json]
+
+--full is all 76 test sets, for which at most 30 s are wanted; without it there are 16 of the same size.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from measuring import write_json
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, logsumexp
+
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES
+from featureflock.data import InMemory
+from featureflock.evaluation import measuring
+from featureflock.evaluation.calibration import BOUNDS, halves
+from featureflock.evaluation.conditions import CLEAN, Condition
+from featureflock.evaluation.predictions import Predictions, keep, read
+from featureflock.evaluation.runs import TrainedRun
+from featureflock.training.run_folder import RunFolder
+
+SEED = 0
+MEMBERS, CLASSES = 10, 10
+UNFAMILIAR = "unfamiliar-noise"
+LIMIT = 30.0
+Floats = NDArray[np.float64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few small sets, one round")
+    parser.add_argument("--full", action="store_true", help="15 corruptions × 5 severities instead of one severity")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds, examples = (1, 200) if args.quick else (args.rounds, 10_000)
+    severities = SEVERITIES if args.full else SEVERITIES[2:3]
+    names = [CLEAN, *(f"{c}-{s}" for c in CORRUPTIONS[: 2 if args.quick else 15] for s in severities), UNFAMILIAR]
+    with tempfile.TemporaryDirectory() as folder:
+        run, conditions = _made_up(Path(folder), names, examples)
+        rows, difference = _measure(run, conditions, rounds)
+    print(table(rows))
+    print(f"plain loops and the library differ by at most {difference:.1e}")
+    about = {"seeds": [SEED], "rounds": rounds, "threads": 1, "members": MEMBERS, "examples": examples}
+    about |= {"classes": CLASSES, "test_sets": len(names) - 1, "largest_difference": difference}
+    write_json(args.json, about | {"rows": rows})
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    lines = ["| what | seconds | of the processor | wanted |", "|---|---:|---:|---:|"]
+    for row in rows:
+        wanted = "" if row["limit"] is None else f"at most {row['limit']:g}"
+        over = f" ({row['over']:.1f} times as long)" if "over" in row else ""
+        lines.append(f"| {row['what']} | {row['seconds']:.2f} | {row['processor']:.2f}{over} | {wanted} |")
+    return "\n".join(lines)
+
+
+def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[Condition]]:
+    """A run with predictions that say something about the labels, the less the more severe the corruption."""
+    run = TrainedRun(RunFolder(folder), {"method": {"class": "DeepEnsembles"}, "seed": SEED}, [], {}, [], "made up")
+    noise = torch.Generator().manual_seed(SEED)
+    places, labels = torch.arange(examples), torch.arange(examples) % CLASSES
+    nothing = InMemory(torch.zeros(examples, 1), labels)
+    conditions = []
+    for name in names:
+        skill = 0 if name == UNFAMILIAR else 6 - 0.8 * (int(name[-1]) if name[-1].isdigit() else 0)
+        common = 2 * torch.randn(examples, CLASSES, generator=noise)
+        common[places, labels] += skill
+        logits = 1.5 * (common + 1.5 * torch.randn(MEMBERS, examples, CLASSES, generator=noise))
+        found = Predictions(logits.log_softmax(-1), labels, places)
+        conditions.append(Condition(name, name, places, nothing.select))
+        keep(run, name, name, {**found._asdict(), "asked": places.clone()})
+    return run, conditions
+
+
+def _measure(run: TrainedRun, conditions: list[Condition], rounds: int) -> tuple[list[dict[str, Any]], float]:
+    held = {condition.name: read(run, condition) for condition in conditions}
+    some = [held[condition.name] for condition in conditions[1:3]]
+    ours = [measuring._scored(each) for each in some]
+    plain = [_plain(each) for each in some]
+    pairs = [(a[kind], b[kind]) for a, b in zip(ours, plain, strict=True) for kind in ("calibrated", "raw")]
+    difference = max(abs(a[metric] - b[metric]) for a, b in pairs for metric in b)
+
+    def from_memory() -> None:
+        with patch.object(measuring, "read", lambda run, condition: held[condition.name]):
+            measuring.measure_run(run, "made up", conditions, {})
+
+    sets = f"{len(conditions) - 1} test sets"
+    calls: dict[str, Callable[[], object]] = {
+        f"reading the predictions on {sets}": lambda: [read(run, condition) for condition in conditions],
+        f"all metrics of {sets}, predictions in memory": from_memory,
+        f"all metrics of {sets}, reading included": lambda: measuring.measure_run(run, "made up", conditions, {}),
+        f"scores of {len(some)} corrupted sets": lambda: [measuring._scored(each) for each in some],
+        "the same by plain loops": lambda: [_plain(each) for each in some],
+    }
+    taken: dict[str, list[tuple[float, float]]] = {what: [] for what in calls}
+    for _ in range(rounds):
+        for what, call in calls.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            call()
+            taken[what].append((time.perf_counter() - wall, time.process_time() - processor))
+    rows: list[dict[str, Any]] = []
+    for what, times in taken.items():
+        walls, processors = zip(*times, strict=True)
+        limit = LIMIT if what.startswith("all metrics of 76 ") else None
+        row = {"what": what, "seconds": median(walls), "processor": median(processors), "limit": limit}
+        rows.append(row | {"by_round": times})
+    ours_and_plain = zip(rows[-2]["by_round"], rows[-1]["by_round"], strict=True)
+    rows[-1]["over"] = median(loops / scored for (_, scored), (_, loops) in ours_and_plain)
+    return rows, difference
+
+
+# ---- what one would write first
+
+
+def _plain(predictions: Predictions) -> dict[str, dict[str, float]]:
+    """Scores raw and after temperature scaling, as `measuring._scored` gives them."""
+    x, y = predictions.log_probs.double().numpy(), predictions.labels.numpy()
+    log_p = logsumexp(x, axis=0) - math.log(len(x))
+    parts = []
+    for pair in halves(len(y), 5, 0):
+        first, second = (half.numpy() for half in pair)
+        for fit, test in ((first, second), (second, first)):
+            temperature = _plain_temperature(log_p[fit], y[fit])
+            parts.append(_plain_scores(log_softmax(log_p[test] / temperature, axis=-1), y[test]))
+    mean = {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+    return {"calibrated": mean, "raw": _plain_scores(log_p, y)}
+
+
+def _plain_temperature(log_p: Floats, y: NDArray[np.int64]) -> float:
+    def nll(u: float) -> float:
+        return float(-log_softmax(log_p / math.exp(u), axis=-1)[np.arange(len(y)), y].mean())
+
+    bounds = [math.log(bound) for bound in BOUNDS]
+    return math.exp(minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-9}).x)
+
+
+def _plain_scores(log_p: Floats, y: NDArray[np.int64]) -> dict[str, float]:
+    p, each = np.exp(log_p), np.arange(len(y))
+    top, correct = p.max(-1), p.argmax(-1) == y
+    ece = 0.0
+    for k in range(15):
+        inside = (top > k / 15) & (top <= (k + 1) / 15)
+        if inside.any():
+            ece += inside.mean() * abs(top[inside].mean() - correct[inside].mean())
+    wrong = ~correct[np.argsort(-top, kind="stable")]
+    return {
+        "accuracy": float(correct.mean()),
+        "nll": float(-log_p[each, y].mean()),
+        "brier": float(((p - np.eye(p.shape[-1])[y]) ** 2).sum(-1).mean()),
+        "ece": float(ece),
+        "aurc": float((wrong.cumsum() / (1 + each)).mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()
