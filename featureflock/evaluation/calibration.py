@@ -72,18 +72,20 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
     likelihood = _Likelihood(log_p, y)
     (u,) = _best(likelihood, torch.ones_like(log_p[:, :1]), [0.0])
     near_2b = likelihood.of_each(log_p.new_full((len(y),), math.exp(u)))  # where the halves' u are not far
-    parts: list[Scores] = []
+    outcomes: list[Tensor] = []
     temperatures: list[float] = []
     for pair in halves(len(y), shuffles, seed):
         first, second = (half.to(y.device) for half in pair)
         half_bg = torch.zeros_like(log_p[:, :1].expand(-1, 2))
         half_bg[first, 0] = half_bg[second, 1] = 1
         start = [_newton(u, *derivatives) for derivatives in (near_2b @ half_bg).T.tolist()]
+        start = [u if math.isnan(step) else _clamped(step) for step in start]
         fitted = [_temperature(best) for best in _best(likelihood, half_bg, start)]
-        outcomes = likelihood.outcomes(half_bg @ (1 / half_bg.new_tensor(fitted).flip(0)))
-        parts += [scores_of(*outcomes[:, half]) for half in (second, first)]
+        of_the_other_b = half_bg @ (1 / half_bg.new_tensor(fitted).flip(0))
+        outcomes.append(likelihood.outcomes(of_the_other_b)[:, torch.cat([first, second])])
         temperatures += fitted
-    return Calibrated(mean_scores(parts), tuple(temperatures))
+    first_5sb, second_5sb = torch.stack(outcomes, 1).tensor_split([len(y) // 2], -1)
+    return Calibrated(mean_scores([*scores_of(first_5sb), *scores_of(second_5sb)]), tuple(temperatures))
 
 
 def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
@@ -210,8 +212,7 @@ class _Search:
     """Newton's method in a bracket, whose ends are infinite until they are seen."""
 
     def __init__(self, u: float, done: bool) -> None:
-        self.u = min(max(u, LEAST), MOST) if math.isfinite(u) else 0.0
-        self.done = done
+        self.u, self.done = u, done
         self.lo, self.hi = -math.inf, math.inf
         self.last = self.before = math.inf
 
@@ -223,7 +224,7 @@ class _Search:
         else:
             self.hi = self.u
         newton = _newton(self.u, slope, curvature)
-        target = min(max(newton, LEAST), MOST)
+        target = _clamped(newton)
         enough = 1e-7  # what is left is of the order of its square
         if not (self.lo <= newton <= self.hi and abs(target - self.u) <= self.before / 2):
             middle = (self.lo + self.hi) / 2
@@ -236,8 +237,13 @@ class _Search:
 
 def _newton(u: float, slope: float, curvature: float) -> float:
     """Newton's step in β, from u to another u; NaN where β would be negative."""
-    step = slope / (math.exp(u) * curvature) if curvature else math.inf
+    scaled = math.exp(u) * curvature
+    step = slope / scaled if scaled else math.inf
     return u + math.log1p(-step) if step < 1 else math.nan
+
+
+def _clamped(u: float) -> float:
+    return min(max(u, LEAST), MOST)
 
 
 def _temperature(u: float) -> float:

@@ -13,7 +13,7 @@ the log_softmax of finite logits. Where a label has probability 0, the NLL is in
 Confidence orders examples by 1 − max_c p_c, computed as the sum of the other classes: 1 − p itself is 0 for many
 predictions of a well-trained network. Examples of the same confidence count as in random order (the expected risk).
 
-Shapes: n members, B examples, C classes.
+Shapes: n members, k test sets, B examples, C classes.
 """
 
 import math
@@ -78,7 +78,7 @@ def scores(log_probs: Tensor, labels: Tensor) -> Scores:
     log_p = checked_log_probs(log_probs)
     y, p = checked_labels(labels, log_p), log_p.exp()
     top, correct = _top(p, y)
-    return scores_of(correct, _of_label(log_p, y), _distance(p, y), top, doubt(p))
+    return scores_of(torch.stack([correct, _of_label(log_p, y), _distance(p, y), top, doubt(p)])[:, None])[0]
 
 
 def mean_scores(many: Sequence[Scores]) -> Scores:
@@ -115,7 +115,7 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Expected calibration error: the mean distance of confidence and accuracy over bins of equal width."""
-    return _ece(reliability(probs, labels, bins))
+    return _ece(reliability(probs, labels, bins)).item()
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -129,7 +129,8 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
 def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
     """The error rate among the most confident examples, for every share of them."""
     p = checked_probs(probs)
-    return _risk_coverage(doubt(p), _top(p, checked_labels(labels, p))[1])
+    risk = _risk(doubt(p), _top(p, checked_labels(labels, p))[1])
+    return RiskCoverage(_counted(risk) / len(risk), risk)
 
 
 def aurc(probs: Tensor, labels: Tensor) -> float:
@@ -140,10 +141,12 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
 # ---- of arguments that have been checked
 
 
-def scores_of(correct_b: Tensor, log_p_y_b: Tensor, distance_b: Tensor, top_b: Tensor, doubt_b: Tensor) -> Scores:
-    """All metrics from what they are means of: see `_top`, `_of_label`, `_distance` and `doubt`."""
-    ece, aurc = _ece(_reliability(top_b, correct_b, BINS)), _risk_coverage(doubt_b, correct_b).risk.mean().item()
-    return Scores(correct_b.mean().item(), (-log_p_y_b).mean().item(), distance_b.mean().item(), ece, aurc)
+def scores_of(outcomes_5kb: Tensor) -> list[Scores]:
+    """All metrics from what they are means of: 1[right], log p of the label, `_distance`, top probability, `doubt`."""
+    correct_kb, log_p_y_kb, distance_kb, top_kb, doubt_kb = outcomes_5kb
+    columns = [x_kb.mean(-1) for x_kb in (correct_kb, -log_p_y_kb, distance_kb)]
+    columns += [_ece(_reliability(top_kb, correct_kb, BINS)), _risk(doubt_kb, correct_kb).mean(-1)]
+    return [Scores(*row) for row in torch.stack(columns, -1).tolist()]
 
 
 def mean_log_probs(log_p_nbc: Tensor) -> Tensor:
@@ -172,21 +175,34 @@ def _distance(p_bc: Tensor, y_b: Tensor) -> Tensor:
     return (p_bc - corner_bc).square().sum(-1)
 
 
-def _reliability(top_b: Tensor, correct_b: Tensor, bins: int) -> Reliability:
-    edges = torch.arange(bins + 1, dtype=torch.float64, device=top_b.device) / bins
-    bin_b = torch.bucketize(top_b, edges[1:-1])  # edges[k] < top ≤ edges[k + 1]; what rounds above 1 is in the last
-    count = torch.bincount(bin_b, minlength=bins)
-    return Reliability(
-        edges, count, torch.bincount(bin_b, top_b, bins) / count, torch.bincount(bin_b, correct_b, bins) / count
-    )
+def _reliability(top_kb: Tensor, correct_kb: Tensor, bins: int) -> Reliability:
+    """Of one test set or, with a dimension before, of several."""
+    edges = torch.arange(bins + 1, dtype=torch.float64, device=top_kb.device) / bins
+    # edges[k] < top ≤ edges[k + 1]; what rounds above 1 is in the last.
+    bin_kb = torch.bucketize(top_kb.contiguous(), edges[1:-1])
+    count = _sums(torch.ones_like(bin_kb), bin_kb, bins)
+    return Reliability(edges, count, *(_sums(x_kb, bin_kb, bins) / count for x_kb in (top_kb, correct_kb)))
 
 
-def _ece(r: Reliability) -> float:
-    return ((r.count * (r.confidence - r.accuracy).abs()).nansum() / r.count.sum()).item()
+def _ece(r: Reliability) -> Tensor:
+    return (r.count * (r.confidence - r.accuracy).abs()).nansum(-1) / r.count.sum(-1)
 
 
-def _risk_coverage(doubt_b: Tensor, correct_b: Tensor) -> RiskCoverage:
-    _, place_b, count = torch.unique(doubt_b, return_inverse=True, return_counts=True)
-    rate = torch.bincount(place_b, 1 - correct_b) / count
-    j = torch.arange(1, len(correct_b) + 1, dtype=torch.float64, device=doubt_b.device)
-    return RiskCoverage(j / len(j), rate.repeat_interleave(count).cumsum(0) / j)
+def _risk(doubt_kb: Tensor, correct_kb: Tensor) -> Tensor:
+    """The error rate among the 1, 2, …, B most confident; those of equal confidence all count with their mean rate."""
+    doubt_kb, order_kb = doubt_kb.sort(-1)
+    wrong_kb = 1 - correct_kb.gather(-1, order_kb)
+    place_kb = torch.zeros_like(order_kb)
+    place_kb[..., 1:] = (doubt_kb[..., 1:] != doubt_kb[..., :-1]).cumsum(-1)
+    errors_kb, count_kb = (_sums(x_kb, place_kb, x_kb.shape[-1]) for x_kb in (wrong_kb, torch.ones_like(wrong_kb)))
+    return (errors_kb / count_kb).gather(-1, place_kb).cumsum(-1) / _counted(wrong_kb)
+
+
+def _sums(x_kb: Tensor, place_kb: Tensor, places: int) -> Tensor:
+    """Over those that have the same place."""
+    return x_kb.new_zeros(*x_kb.shape[:-1], places).scatter_add_(-1, place_kb, x_kb)
+
+
+def _counted(x_kb: Tensor) -> Tensor:
+    """1, 2, …, B."""
+    return torch.arange(1, x_kb.shape[-1] + 1, dtype=torch.float64, device=x_kb.device)
