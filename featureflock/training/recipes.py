@@ -70,7 +70,7 @@ RECIPES = {
         replace(_CIFAR10, model=WRN(10, 1), members=5, subset=10_000, epochs=8, decay_epochs=(5, 7)),
     ),
     "cifar10-fast": NamedRecipe(
-        "CIFAR-10 beyond 90 % in the fewest products: five fast networks, 6 epochs, one cycle.",
+        "CIFAR-10 in few products: five fast networks, 6 epochs, one cycle; 89 % in an hour on two cores.",
         Recipe(
             data=CIFAR10(padding=2),
             model=FastCNN(),
