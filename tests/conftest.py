@@ -10,7 +10,7 @@ from published_formats import Server, alter, collection, digests, on, pickled_fi
 
 torch.set_num_threads(1)
 
-LONG = ("test_resume", "test_house", "test_demo")
+LONG = ("test_benchmarks", "test_resume", "test_house", "test_demo")
 
 
 def pytest_collection_modifyitems(items):

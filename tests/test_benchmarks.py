@@ -1,0 +1,41 @@
+"""The benchmarks run, and write what they found; what they find is not for tests."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "transport.py",
+        "engine.py",
+        "methods.py",
+        "corruptions.py",
+        "to_accuracy.py",
+        "profile_step.py",
+        "memory.py",
+    ],
+)
+def test_benchmarks_run(script, tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "out.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "parts", ["overhead scaling threads", "throughput prediction", "evaluation corruptions startup"]
+)
+def test_the_common_table_is_made(parts, tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "bench.py", "--quick", "--json", tmp_path / "out.json"]
+    run = subprocess.run([*command, "--only", *parts.split()], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert {row["part"] for row in rows} == set(parts.split())
+    assert all(row["what"] in run.stdout for row in rows)
