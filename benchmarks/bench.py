@@ -53,9 +53,10 @@ def main() -> None:
         found = PARTS[name](scale)
         rows += [{"part": name, "load_before": load, **row} for row in found]
         print(f"\n{name}, {time.monotonic() - start:.0f} s\n\n{table(found)}", flush=True)
+        # After each part, so that an interruption loses none.
+        write_json(args.json, {"seeds": [0], "scale": scale, "threads": torch.get_num_threads(), "rows": rows})
     met = [row["met"] for row in rows if row["met"] is not None]
     print(f"\n{sum(met)} of {len(met)} limits met.")
-    write_json(args.json, {"seeds": [0], "scale": scale, "threads": torch.get_num_threads(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -104,7 +104,6 @@ def test_figures_in_the_readme_are_those_in_results():
         ("docs/methods.md", "cifar10-eight", "cifar10_eight.json", "collect_evaluation", None),
         ("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", "redundancy", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
-        ("docs/speed.md", "bench", "bench.json", "measuring", "rows"),
         ("docs/speed.md", "to-accuracy", "to_accuracy.json", "to_accuracy", "rows"),
     ],
 )
