@@ -1,7 +1,7 @@
 """A network that learns small photographs in few products: whitened patches, then short stages of convolutions.
 
-    x ← relu(W (patch − μ) + b)                        every 2×2 patch; W and μ fixed, the same for all members
-    x ← relu(bn₁(pool(conv₁(x)))),  x ← relu(bn₂(conv₂(x)))      a stage, at half the size of the one before
+    x ← gelu(W (patch − μ) + b)                        every 2×2 patch; W and μ fixed, the same for all members
+    x ← gelu(bn₁(pool(conv₁(x)))),  x ← gelu(bn₂(conv₂(x)))      a stage, at half the size of the one before
     h = max over pixels of x / 8
 
 Pixels beside each other are nearly equal, so a network spends its first epochs on telling them apart. Whitening does it
@@ -10,10 +10,10 @@ beforehand (Hyvärinen et al. 2009, "Natural Image Statistics", chapter 5). With
     W = ± (Λ + ε)^{−1/2} Vᵀ,        ε = 5e-4 · mean of Λ
 
 has outputs of covariance 1, but for ε, which keeps directions that hold nothing but noise from being blown up; both
-signs, because a ReLU passes on only one. Σ and μ are those of the training pictures: `fit` sets them.
+signs, because a GELU hardly passes on more than one. Σ and μ are those of the training pictures: `fit` sets them.
 
 A 3×3 convolution starts by handing its inputs on, one to each of its first outputs; further outputs are drawn at random
-as in layers.py. Pooling comes before BatchNorm and ReLU, which then have a quarter of the work. Features are divided by
+as in layers.py. Pooling comes before BatchNorm and GELU, which then have a quarter of the work. Features are divided by
 8 because maxima are large: with a norm of about 2 they let a linear head keep up with a learning rate of 0.5.
 
 Shapes: N pictures, C channels, H × W pixels; P = 4 C numbers in a patch.
@@ -34,7 +34,7 @@ _CHUNK = 100
 
 
 class FastConvNet(nn.Module):
-    """Pictures (B, channels, H, W) made for 32×32, to features (B, widths[-1]), which are not negative.
+    """Pictures (B, channels, H, W) made for 32×32, to features (B, widths[-1]).
 
     Args:
         widths: channels of the stages, one after another.
@@ -58,7 +58,7 @@ class FastConvNet(nn.Module):
                 nn.init.dirac_(m.weight.data[: m.in_channels])
 
     def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.stages(F.relu(self.whitening(x)))
+        maps: Tensor = self.stages(F.gelu(self.whitening(x)))
         return maps.amax((-2, -1)) / 8
 
     def fit(self, x_nchw: Tensor) -> None:
@@ -124,7 +124,7 @@ class Stage(nn.Module):
         self.conv2, self.bn2 = conv(width, width, 3), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(halved(self.conv1(x)))))))
+        return F.gelu(self.bn2(self.conv2(F.gelu(self.bn1(halved(self.conv1(x)))))))
 
 
 def halved(x: Tensor) -> Tensor:
