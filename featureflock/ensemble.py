@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from featureflock.inference import can_compile, compiled_for_inference, folded
 from featureflock.memory import keep_memory
-from featureflock.running import Run, State, check_alike, check_apart, run_modules
+from featureflock.running import Run, State, check_alike, run_modules
 
 Place = Literal["features", "logits", "weights"]
 
@@ -48,10 +48,8 @@ class Ensemble(nn.Module):
             is the identity in eval mode.
         at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
             that are trained (weight-WGD; give the layer `count`, the size of the data set).
-        run: how members are computed. All four give the same results up to rounding:
+        run: how members are computed. All three give the same results up to rounding:
             "sequential"   one after another.
-            "threaded"     on a CPU, as many at a time as there are threads, one for each (threads.py). Faster than all
-                           threads on one member, but none may draw random numbers, such as dropout's masks.
             "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
             "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
                            computes them again, with the same dropout masks and the running statistics left alone.
@@ -112,8 +110,6 @@ class Ensemble(nn.Module):
         for modules in (self.extractors, self.head) if isinstance(self.head, nn.ModuleList) else (self.extractors,):
             if run == "vectorised":
                 check_alike(list(modules))
-            if run == "threaded":
-                check_apart(list(modules), run)
         self._run = run
 
     _temperature: float | None = None
@@ -157,9 +153,8 @@ class Ensemble(nn.Module):
         """A copy that only predicts, as fast as it can: the same probabilities, up to rounding.
 
         It is in eval mode and has no gradients and no particle layer. BatchNorm is folded into convolutions
-        (inference.py) and pixels are kept with all their channels (channels_last). On a CPU members run side by side
-        in threads, and from then on this process keeps memory that it releases (memory.py). What the ensemble learns
-        afterwards is not in the copy.
+        (inference.py) and pixels are kept with all their channels (channels_last). On a CPU this process keeps memory
+        that it releases from then on (memory.py). What the ensemble learns afterwards is not in the copy.
 
             fast = ens.for_inference()
             probs = fast.predict(x)
@@ -174,7 +169,6 @@ class Ensemble(nn.Module):
         fast = Ensemble(
             [folded(extractor) for extractor in ens.extractors],
             folded(ens.head) if heads is None else [folded(head) for head in heads],
-            run="threaded" if device.type == "cpu" and len(self) >= torch.get_num_threads() > 1 else "sequential",
         )
         fast.temperature = self.temperature
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -58,7 +58,7 @@ def compiled_for_inference(module: nn.Module) -> nn.Module:
     """The module, which will be compiled for each shape of input when it first comes."""
     from featureflock import native  # imports the compiler, which takes a second
 
-    options: dict[str, Any] = {"cpp.dynamic_threads": True}
+    options: dict[str, Any] = {}
     if native.is_worthwhile():
         options["post_grad_custom_pre_pass"] = native.faster_convolutions
     module.compile(options=options)

@@ -1,4 +1,4 @@
-"""Four ways to run n modules, with the same results: one after another, in threads, vectorised, in little memory.
+"""Three ways to run n modules, with the same results: one after another, vectorised, in little memory.
 
 Shapes: n members.
 """
@@ -12,9 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from featureflock.threads import run_side_by_side
-
-Run = Literal["sequential", "threaded", "vectorised", "low_memory"]
+Run = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
 
 # What every nn.Module holds besides attributes of its own: tensors, children, hooks, the compiled call; and what an RNN
@@ -36,8 +34,6 @@ def run_modules(
     states = [{} for _ in modules] if states is None else states
     if run == "vectorised":
         return _vectorised(modules, states, inputs)
-    if run == "threaded":
-        return run_side_by_side(_plain, modules, states, list(inputs))
     call = _recomputed if run == "low_memory" and torch.is_grad_enabled() else _plain
     return [call(module, state, x) for module, state, x in zip(modules, states, inputs, strict=True)]
 
@@ -45,18 +41,6 @@ def run_modules(
 def own_attributes(module: nn.Module) -> dict[str, Any]:
     """What a module's class has put on it, without tensors and children that PyTorch knows of."""
     return {name: value for name, value in vars(module).items() if name not in _BOOKKEEPING}
-
-
-def check_apart(modules: Sequence[nn.Module], run: Run) -> None:
-    """Refuse modules that share tensors, which would be written to twice."""
-    seen: dict[int, int] = {}
-    for i, module in enumerate(modules):
-        for tensor in (*module.parameters(), *module.buffers()):
-            if seen.setdefault(id(tensor), i) != i:
-                raise ValueError(
-                    f'run="{run}" needs members that share no weights or buffers; members {seen[id(tensor)]} and '
-                    f'{i} do. Use run="sequential".'
-                )
 
 
 def check_alike(modules: Sequence[nn.Module]) -> None:
@@ -70,7 +54,14 @@ def check_alike(modules: Sequence[nn.Module]) -> None:
                 f'run="vectorised" needs members of one architecture and settings; member {i} differs from member 0. '
                 'Use run="sequential".'
             )
-    check_apart(modules, "vectorised")
+    seen: dict[int, int] = {}
+    for i, module in enumerate(modules):
+        for tensor in (*module.parameters(), *module.buffers()):
+            if seen.setdefault(id(tensor), i) != i:
+                raise ValueError(
+                    'run="vectorised" needs members that share no weights or buffers; members '
+                    f'{seen[id(tensor)]} and {i} do. Use run="sequential".'
+                )
 
 
 def _alike(a: nn.Module, b: nn.Module) -> bool:

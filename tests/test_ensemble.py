@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import featureflock as ff
 
 N, B, H, C = 4, 6, 5, 3
-RUNS = ("sequential", "threaded", "vectorised", "low_memory")
+RUNS = ("sequential", "vectorised", "low_memory")
 
 
 class Net(nn.Module):
@@ -136,7 +136,7 @@ def test_uncertainty_adds_up_and_is_never_negative():
 
 
 @pytest.mark.parametrize("at", ["features", "logits", "weights"])
-@pytest.mark.parametrize("run", ["threaded", "vectorised", "low_memory"])
+@pytest.mark.parametrize("run", ["vectorised", "low_memory"])
 def test_ways_to_run_members_agree(at, run):
     one, other = build(at), build(at, run=run)
     optimisers = [torch.optim.SGD(e.parameters(), lr=0.1, momentum=0.9) for e in (one, other)]
@@ -305,7 +305,6 @@ def share_a_norm() -> list[nn.Module]:
         (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), run="vectorised"), "one architecture"),
         (lambda: ff.Ensemble([Scaled(1.0), Scaled(5.0)], nn.Linear(H, C), run="vectorised"), "member 1 differs"),
         (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), run="vectorised"), "members 0 and 1 do"),
-        (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), run="threaded"), "members 0 and 1 do"),
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer), "must be a ParticleLayer"),
     ],
 )

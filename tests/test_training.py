@@ -162,7 +162,7 @@ def test_global_random_numbers_stay_as_they_were(tmp_path):
 
 @pytest.mark.parametrize(
     "engine",
-    [Engine(channels_last="off"), Engine(run="threaded"), Engine(run="vectorised"), Engine(run="low_memory")],
+    [Engine(channels_last="off"), Engine(run="vectorised"), Engine(run="low_memory")],
     ids=repr,
 )
 def test_the_engine_changes_rounding_only(engine, tmp_path):

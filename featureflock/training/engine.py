@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from featureflock.ensemble import Ensemble
 from featureflock.inference import can_compile
@@ -32,9 +31,8 @@ class Engine:
     """Keep pictures as pixels with all their channels, which convolutions like; auto: where there are convolutions."""
     compile: Switch = "auto"
     """Compile the members with torch.compile, one graph for all; auto: if that pays for itself within the run."""
-    run: Run | Literal["auto"] = "auto"
-    """Members one after another; side by side in threads; all in one call; or with the activations of one member alive
-    at a time. auto: in threads on a CPU, for convolutions, if there are members for all threads."""
+    run: Run = "sequential"
+    """Members one after another; all in one call; or with the activations of one member alive at a time."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints within an epoch; there is always one at the end of each."""
     test_every: int = 0
@@ -103,21 +101,18 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
-    run = engine.run if engine.run != "auto" else _run(device, ens, convolutions)
-    if run == "threaded" and device.type != "cpu":
-        raise ValueError(f"--run threaded is for a CPU, not for {name}; leave it out.")
-    if engine.compile == "on" and run in ("vectorised", "low_memory"):
-        raise ValueError(f"--compile on and --run {run} do not go together; leave one of them out.")
+    if engine.compile == "on" and engine.run != "sequential":
+        raise ValueError(f"--compile on and --run {engine.run} do not go together; leave one of them out.")
     if engine.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    compilable = run in ("sequential", "threaded") and can_compile(device)
+    compilable = engine.run == "sequential" and can_compile(device)
     return Setup(
         device=str(device),
         precision=precision,
         channels_last=engine.channels_last == "on" or (engine.channels_last == "auto" and convolutions),
         compile=engine.compile == "on"
         or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
-        run=run,
+        run=engine.run,
         threads=torch.get_num_threads(),
     )
 
@@ -127,17 +122,8 @@ _WORTH_COMPILING = {"cpu": 1e13, "cuda": 1e15}
 quarter of its time (docs/speed.md). The number for CUDA is a guess that nothing was measured for."""
 
 
-def _run(device: torch.device, ens: Ensemble, convolutions: bool) -> Run:
-    """Threads with a member each are faster than threads that share one (docs/speed.md), if none of them is idle."""
-    dropout = any(isinstance(m, _DropoutNd) and m.p > 0 for m in ens.modules())
-    busy = 2 <= torch.get_num_threads() <= len(ens)
-    return "threaded" if device.type == "cpu" and convolutions and busy and not dropout else "sequential"
-
-
 def _compiler_options(setup: Setup) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if setup.run == "threaded":
-        options["cpp.dynamic_threads"] = True  # members that are left over in the end have all threads
     if setup.device == "cpu" and setup.channels_last:
         from featureflock import native  # imports the compiler, which takes a second
 
