@@ -15,6 +15,7 @@ __all__ = [
     "WGD",
     "Cauchy",
     "Ensemble",
+    "MeshShape",
     "Normal",
     "ParticleLayer",
     "SteinWGD",
@@ -25,6 +26,7 @@ __all__ = [
     "corruptions",
     "data",
     "evaluation",
+    "joined",
     "load",
     "methods",
     "models",
@@ -35,6 +37,7 @@ __all__ = [
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from featureflock import corruptions, data, evaluation, methods, models, training
+    from featureflock.distributed import MeshShape, joined
     from featureflock.ensemble import Ensemble, Uncertainty
     from featureflock.evaluation import calibrate
     from featureflock.kernels import RBF
@@ -48,6 +51,7 @@ else:
         "Cauchy": "priors",
         "Ensemble": "ensemble",
         "MAP": "rules",
+        "MeshShape": "distributed",
         "Normal": "priors",
         "ParticleLayer": "particles",
         "RBF": "kernels",
@@ -57,6 +61,7 @@ else:
         "Uniform": "priors",
         "WGD": "rules",
         "calibrate": "evaluation",
+        "joined": "distributed",
         "load": "saving",
         "save": "saving",
         "transport": "particles",

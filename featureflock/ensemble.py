@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from featureflock.distributed import ALONE, Mesh
 from featureflock.inference import can_compile, compiled_for_inference, folded
 from featureflock.memory import keep_memory
+from featureflock.particles import ParticleLayer
 from featureflock.running import Run, State, check_alike, run_modules
 
 Place = Literal["features", "logits", "weights"]
@@ -96,8 +98,74 @@ class Ensemble(nn.Module):
         self.layer, self.at = layer, at
         self.run = run
 
+    mesh: Mesh = ALONE
+    """The processes that it is divided among."""
+
     def __len__(self) -> int:
         return len(self.extractors)
+
+    def shard(self, mesh: Mesh) -> "Ensemble":
+        """Keep this process's members alone, and work together with the others of the mesh (distributed.py).
+
+        From then on x is this process's part of a batch, and `ens(x)` has the logits of all n members for it in every
+        process. Back-propagate the part's ordinary loss, then call `average_gradients`, then step.
+
+            with ff.joined(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
+                ens.shard(mesh)
+                optimiser = torch.optim.SGD(ens.parameters(), lr=0.1)
+                method.loss(ens, x, y).backward()
+                ens.average_gradients()
+                optimiser.step()
+        """
+        if len(self) < mesh.members.size:
+            raise ValueError(
+                f"{len(self)} members cannot be divided among {mesh.members.size} processes; use --mesh.members "
+                f"{len(self)} or less, and --mesh.data for the others."
+            )
+        if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
+            if self.layer.rule.temperature > 0:
+                raise ValueError("Langevin noise and parts of a batch do not go together; use --mesh.data 1.")
+            self.layer.group = None if self.at == "weights" else mesh.data.group
+        self.mesh = mesh
+        for modules in self._of_members():
+            for i in set(range(len(self))) - set(range(len(self))[mesh.members.part(len(self))]):
+                modules[i] = Absent()
+        return self
+
+    def average_gradients(self) -> None:
+        """Make of each process's gradients, those of its part of the batch, the gradient of the batch.
+
+        BatchNorm's running statistics, which each process has of its own part, are averaged too.
+        """
+        if self.mesh.world.size == 1:
+            return
+        own = {p for modules in self._of_members() for p in modules.parameters()}
+        grads = {p: p.grad for p in self.parameters() if p.grad is not None}
+        statistics = [b for modules in self._of_members() for b in modules.buffers() if b.is_floating_point()]
+        self.mesh.average([grad for p, grad in grads.items() if p in own] + statistics)
+        self.mesh.average([grad for p, grad in grads.items() if p not in own], among_all=True)
+
+    def check_whole(self) -> None:
+        """Refuse what cannot be done with some of the members."""
+        if any(isinstance(m, Absent) for m in self.extractors):
+            raise ValueError("Other processes have some of the members; save the run, and load all of them with ff.load.")
+
+    def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
+        here = self._here(modules)
+        with self.mesh.own_random_numbers():
+            return run_modules(here, states, [x] * len(here), self.run)
+
+    def _of_members(self) -> list[nn.ModuleList]:
+        return [self.extractors, self.head] if isinstance(self.head, nn.ModuleList) else [self.extractors]
+
+    def _here(self, modules: nn.Module) -> list[nn.Module]:
+        """Those of them that this process has."""
+        assert isinstance(modules, nn.ModuleList)
+        return list(modules)[self.mesh.members.part(len(self))]
+
+    def _all(self, parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
+        """What this process's members gave, and all others'."""
+        return self.mesh.members.gather(_stack(parts, name), len(self))
 
     @property
     def run(self) -> Run:
@@ -107,9 +175,9 @@ class Ensemble(nn.Module):
     def run(self, run: Run) -> None:
         if run not in get_args(Run):
             raise ValueError(f"run must be one of {', '.join(get_args(Run))}; got {run!r}.")
-        for modules in (self.extractors, self.head) if isinstance(self.head, nn.ModuleList) else (self.extractors,):
-            if run == "vectorised":
-                check_alike(list(modules))
+        if run == "vectorised":
+            for modules in self._of_members():
+                check_alike(self._here(modules))
         self._run = run
 
     _temperature: float | None = None
@@ -128,18 +196,20 @@ class Ensemble(nn.Module):
     def forward(self, x: Any) -> Tensor:
         """Logits of each member, (n, B, C)."""
         extractor_states, head_states = self._transported_weights()
-        features = run_modules(list(self.extractors), extractor_states, [x] * len(self), self.run)
-        if self.layer is not None and self.at == "features":
-            features = self.layer(_stack(features, "features"))
-        if isinstance(self.head, nn.ModuleList):
-            logits = _stack(run_modules(list(self.head), head_states, features, self.run), "logits")
+        features = self._run_here(self.extractors, extractor_states, x)
+        in_between = self.layer is not None and self.at == "features"
+        if not isinstance(self.head, nn.ModuleList):
+            features = self._all(features, "features")
+            logits = self._shared_head(self.layer(features) if self.layer is not None and in_between else features)
         else:
-            logits = self._shared_head(_stack(features, "features"))
+            if self.layer is not None and in_between:
+                features = self.mesh.members.take(self.layer(self._all(features, "features")))
+            logits = self._all(run_modules(self._here(self.head), head_states, features, self.run), "logits")
         return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
 
     def features(self, x: Any) -> Tensor:
         """Features of each member, (n, B, …)."""
-        return _stack(run_modules(list(self.extractors), None, [x] * len(self), self.run), "features")
+        return self._all(self._run_here(self.extractors, None, x), "features")
 
     def predict(self, x: Any) -> Tensor:
         """Probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
@@ -163,6 +233,7 @@ class Ensemble(nn.Module):
             compile: compile the members with torch.compile at the first call for each shape of x, which takes seconds;
                 None: if that can be had here.
         """
+        self.check_whole()
         ens = copy.deepcopy(self).eval().requires_grad_(False)
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         heads = ens.head if isinstance(ens.head, nn.ModuleList) else None
@@ -212,7 +283,7 @@ class Ensemble(nn.Module):
         assert isinstance(self.head, nn.ModuleList)
         members = [
             {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
-            for pair in zip(self.extractors, self.head, strict=True)
+            for pair in zip(self._here(self.extractors), self._here(self.head), strict=True)
         ]
         if not members[0]:
             return None, None
@@ -221,7 +292,8 @@ class Ensemble(nn.Module):
             sizes = ", ".join(str(v.numel()) for v in vectors)
             raise ValueError(f"A layer on the weights needs members of one size; they have {sizes} trained weights.")
         states: tuple[list[State], list[State]] = [], []
-        for member, vector in zip(members, layer(torch.stack(vectors)), strict=True):
+        transported = self.mesh.members.take(layer(self._all(vectors, "weights")))
+        for member, vector in zip(members, self.mesh.averaged(transported), strict=True):
             pair: tuple[State, State] = {}, {}
             pieces = vector.split([p.numel() for p in member.values()])
             for ((k, name), p), piece in zip(member.items(), pieces, strict=True):
@@ -229,6 +301,10 @@ class Ensemble(nn.Module):
             states[0].append(pair[0])
             states[1].append(pair[1])
         return states
+
+
+class Absent(nn.Module):
+    """In place of a member that another process has."""
 
 
 def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:

@@ -14,7 +14,8 @@ A and Q, for one n × n matrix C:
     v = A (G + s(H)) − C X        C = Q L z Mᵀ, X = G          or without projection C = Q L, X = H − h_0
 
 Here h_0 is any point, since only differences of particles matter. Two passes over d, in slices; the n × n algebra in
-float64 whatever the dtype of the particles.
+float64 whatever the dtype of the particles. Where processes have a part of d each, only the two n × n matrices are
+summed over them.
 
 Shapes: n particles, d numbers in each, r rank of the projection, B data points.
 """
@@ -26,6 +27,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -99,6 +101,9 @@ class ParticleLayer(nn.Module):
         scale: what the mean loss is multiplied by before `backward`: 1/k for k accumulated micro-batches, a
             GradScaler's scale, n where members' losses are summed. Set the attribute where it changes as you go:
             `layer.scale = scaler.get_scale()`.
+        group: processes of torch.distributed that have the same members and other data points, with a mean loss over
+            their own; gradients of the weights are averaged over them afterwards, as DistributedDataParallel does.
+            `Ensemble.shard` sets it.
     """
 
     def __init__(
@@ -111,12 +116,17 @@ class ParticleLayer(nn.Module):
         *,
         count: int | None = None,
         scale: float | Tensor = 1.0,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.prior, self.kernel, self.rank, self.subspace, self.rule = prior, kernel, rank, subspace, rule
         self.count, self.scale = count, scale
+        if group is not None:
+            self.group = group
         self._law().check()
         self._check_factors()
+
+    group: dist.ProcessGroup | None = None
 
     def forward(self, features: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and features.requires_grad):
@@ -133,7 +143,7 @@ class ParticleLayer(nn.Module):
             _refuse_non_finite(features, "features")
         count = features.shape[1] if self.count is None else self.count
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
-        out: Tensor = _Transport.apply(features, law, count, scale)  # type: ignore[no-untyped-call]
+        out: Tensor = _Transport.apply(features, law, count, scale, self.group)  # type: ignore[no-untyped-call]
         return out
 
     def extra_repr(self) -> str:
@@ -153,13 +163,15 @@ class ParticleLayer(nn.Module):
 
 class _Transport(torch.autograd.Function):
     @staticmethod
-    def forward(features: Tensor, law: "_Law", count: int, scale: float | Tensor) -> Tensor:
+    def forward(
+        features: Tensor, law: "_Law", count: int, scale: float | Tensor, group: dist.ProcessGroup | None
+    ) -> Tensor:
         # A copy, so that what comes behind may work in place (a ReLU, say) while the backward pass needs the features.
         return features.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        features, ctx.law, ctx.count, ctx.scale = inputs
+        features, ctx.law, ctx.count, ctx.scale, ctx.group = inputs
         ctx.save_for_backward(features)
 
     @staticmethod
@@ -174,8 +186,9 @@ class _Transport(torch.autograd.Function):
             ctx.law,
             grad_factor=-n * ctx.count / ctx.scale,
             v_factor=-ctx.scale / ctx.count,
+            group=ctx.group,
         )
-        return v.masked_fill_(~finite, math.nan).view_as(features), None, None, None
+        return v.masked_fill_(~finite, math.nan).view_as(features), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -224,14 +237,20 @@ class _Interaction(NamedTuple):
 
 
 def _ascent(
-    h_nd: Tensor, g_nd: Tensor, law: _Law, *, grad_factor: float | Tensor = 1.0, v_factor: float | Tensor = 1.0
+    h_nd: Tensor,
+    g_nd: Tensor,
+    law: _Law,
+    *,
+    grad_factor: float | Tensor = 1.0,
+    v_factor: float | Tensor = 1.0,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`v_factor` · v for the data gradient `grad_factor` · g, and whether all input was finite."""
     if h_nd.device.type == "mps":  # no float64 there
-        v, finite = _ascent(h_nd.cpu(), g_nd.cpu(), law, grad_factor=grad_factor, v_factor=v_factor)
+        v, finite = _ascent(h_nd.cpu(), g_nd.cpu(), law, grad_factor=grad_factor, v_factor=v_factor, group=group)
         return v.to(h_nd.device), finite.to(h_nd.device)
     projected, alone = law.rank is not None, h_nd.shape[0] == 1 or isinstance(law.rule, MAP)
-    xx_nn, hx_nn, finite = _grams(h_nd, g_nd, grad_factor, projected, alone)
+    xx_nn, hx_nn, finite = _grams(h_nd, g_nd, grad_factor, projected, alone, group)
     act = None if alone else _interaction(xx_nn, hx_nn, law)
     v_nd = torch.empty_like(h_nd, memory_format=torch.contiguous_format)
     for part, h, g in _slices(h_nd, g_nd, grad_factor):
@@ -248,7 +267,12 @@ def _ascent(
 
 
 def _grams(
-    h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor, projected: bool, alone: bool
+    h_nd: Tensor,
+    g_nd: Tensor,
+    grad_factor: float | Tensor,
+    projected: bool,
+    alone: bool,
+    group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """X Xᵀ, (H − h_0) Xᵀ and whether all is finite; X = G, or without projection H − h_0."""
     n = h_nd.shape[0]
@@ -261,6 +285,10 @@ def _grams(
             x = g if projected else h
             xx_nn = torch.addmm(xx_nn, x, x.T)
             hx_nn = torch.addmm(hx_nn, h, x.T) if projected else xx_nn
+    if group is not None:
+        sums = torch.cat([xx_nn.flatten(), hx_nn.flatten(), total.view(1)])
+        dist.all_reduce(sums, group=group)
+        xx_nn, hx_nn, total = sums[: n * n].view(n, n), sums[n * n : -1].view(n, n), sums[-1]
     finite = torch.isfinite(total) & torch.isfinite(xx_nn).all() & torch.isfinite(hx_nn).all()
     # The eigenproblem must not meet what is not finite; the caller learns of it from the flag.
     return torch.where(finite, xx_nn, 0.0), torch.where(finite, hx_nn, 0.0), finite

@@ -39,6 +39,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"save takes an Ensemble; got {type(ens).__name__}.")
+    ens.check_whole()
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give the name of a folder to save the ensemble in.")

@@ -1,0 +1,313 @@
+"""Members × data: an ensemble on many processes of torch.distributed. One process is the mesh 1 × 1.
+
+The processes form a table. Those of one row have the same part of each batch and some of the members each; those of
+one column have the same members and a part of the batch each:
+
+    rank d·M + m    members n m/M … n (m + 1)/M,  examples B d/D … B (d + 1)/D        of D rows and M columns
+
+Along a row, what members give is gathered, so that everything behind them (layer, shared head, loss) is computed alike
+in each process, on all n members; what comes back for its own members is then there already. Along a column a process
+has its part's mean loss, and gradients are averaged:
+
+    gather      x_m ↦ [x_0 … x_M]        backward: the rows of ∂L/∂[x_0 … x_M] that belong to x_m
+    take        [x_0 … x_M] ↦ x_m        backward: gather
+    averaged    x ↦ x                    backward: Σ_d (B_d/B) ∂L_d/∂x
+
+Shapes: n members, B examples in a batch, M × D processes.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+T = TypeVar("T")
+
+_GRACE = 5.0
+"""Seconds that processes which have waited in vain give each other to say so."""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How many processes share the work, in two directions; `torchrun` starts them."""
+
+    members: int | None = None
+    """Processes that members are divided among; None for all that there are beside `data`."""
+    data: int = 1
+    """Processes that each batch is divided among."""
+    timeout: float = 600.0
+    """Seconds that a process waits for the others before it says who is missing, and ends."""
+
+    def __post_init__(self) -> None:
+        if (self.members is not None and self.members < 1) or self.data < 1:
+            raise ValueError(f"A mesh needs at least one process each way; got {self.members} and {self.data}.")
+        if not 0 < self.timeout < 1e6:
+            raise ValueError(f"mesh.timeout must be a positive number of seconds; got {self.timeout}.")
+
+
+class Elsewhere(RuntimeError):
+    """Another process has said what went wrong."""
+
+
+class Missing(RuntimeError):
+    """Other processes did not answer."""
+
+
+class Axis:
+    """One direction of the mesh: `size` processes, of which this is number `rank`."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+
+    def part(self, count: int) -> slice:
+        """Which of `count` things are this process's: as equal as can be, the first processes have one more."""
+        start, stop = (_start(count, self.size, r) for r in (self.rank, self.rank + 1))
+        return slice(start, stop)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Σ over processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The maximum over processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+    def gather(self, part: Tensor, count: int) -> Tensor:
+        """All processes' parts of `count` rows, with gradients; see above."""
+        return part if self.size == 1 else _Gather.apply(part, self, count)  # type: ignore[no-any-return, no-untyped-call]
+
+    def take(self, whole: Tensor) -> Tensor:
+        """This process's part of the rows, with gradients; see above."""
+        return whole if self.size == 1 else _Take.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def rows(self, part: Tensor, count: int) -> Tensor:
+        """`gather` without gradients."""
+        most = _start(count, self.size, 1)
+        sent = part.new_zeros(most, *part.shape[1:])
+        sent[: len(part)] = part
+        received = part.new_empty(self.size * most, *part.shape[1:])
+        dist.all_gather(list(received.split(most)), sent, group=self.group)
+        if count % self.size == 0:
+            return received
+        sizes = [_start(count, self.size, r + 1) - _start(count, self.size, r) for r in range(self.size)]
+        return torch.cat([piece[:size] for piece, size in zip(received.split(most), sizes, strict=True)])
+
+
+def _start(count: int, size: int, rank: int) -> int:
+    return count // size * rank + min(rank, count % size)
+
+
+class Mesh:
+    """This process's place among all; by default it is the only one."""
+
+    def __init__(self, members: Axis = Axis(), data: Axis = Axis(), world: Axis = Axis()) -> None:
+        self.members, self.data, self.world = members, data, world
+        self.share = 1 / data.size
+        """B_d/B: this process's share of the examples in the present batch. Set it where parts are not equal."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files and talks to people."""
+        return self.world.rank == 0
+
+    def __str__(self) -> str:
+        return f"{self.members.size} × {self.data.size}"
+
+    def average(self, tensors: Sequence[Tensor], *, among_all: bool = False) -> None:
+        """Σ_d (B_d/B) x_d in place of each x: over the processes with other examples; or over all, also those with
+        other members, which have the same up to rounding."""
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for x in tensors:
+            groups.setdefault((x.dtype, x.device), []).append(x)
+        axis, weight = (self.world, self.share / self.members.size) if among_all else (self.data, self.share)
+        if axis.size == 1:
+            return
+        for same in groups.values():
+            flat = torch.cat([x.reshape(-1) for x in same])
+            pieces = axis.sum(flat.mul_(weight)).split([x.numel() for x in same])
+            for x, piece in zip(same, pieces, strict=True):
+                x.copy_(piece.view(x.shape))
+
+    def averaged(self, x: Tensor) -> Tensor:
+        """The identity, through which gradients of the parts of a batch come back as that of the batch; see above."""
+        return x if self.data.size == 1 else _Averaged.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    @contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        """For what members draw, such as dropout's masks: other members, other numbers. Afterwards all processes draw
+        the same again, however many their members drew."""
+        if self.members.size == 1:
+            yield
+            return
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(gpus):
+            torch.manual_seed(int(torch.randint(2**62, ())) + self.members.rank)
+            yield
+
+    def on_first(self, call: Callable[[], T]) -> T:
+        """What `call` gives in the first process, for all; its error is raised there, and elsewhere that there was one."""
+        if self.world.size == 1:
+            return call()
+        error: Exception | None = None
+        said: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                said = [True, call()]
+            except Exception as e:
+                error, said = e, [False, None]
+        dist.broadcast_object_list(said, src=0)
+        if error is not None:
+            raise error
+        if not said[0]:
+            raise Elsewhere("The first process has said what went wrong.")
+        return said[1]  # type: ignore[no-any-return]
+
+    def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """In the first process all tensors of its row, by name; elsewhere those that are there."""
+        mine = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        if self.members.size == 1 or self.data.rank > 0:
+            return mine
+        for rank in range(1, self.members.size):
+            if self.members.rank == rank:
+                header = [[(name, t.dtype, t.shape) for name, t in mine.items()]]
+                dist.send_object_list(header, dst=0)
+                dist.send(_bytes(mine.values()), dst=0)
+            elif self.is_first:
+                header = [None]  # type: ignore[list-item]
+                dist.recv_object_list(header, src=rank)
+                sizes = [dtype.itemsize * shape.numel() for _, dtype, shape in header[0]]
+                received = torch.empty(sum(sizes), dtype=torch.uint8)
+                dist.recv(received, src=rank)
+                for (name, dtype, shape), piece in zip(header[0], received.split(sizes), strict=True):
+                    mine.setdefault(name, piece.clone().view(dtype).view(shape))
+        return mine
+
+
+ALONE = Mesh()
+"""The mesh of one process."""
+
+
+def _bytes(tensors: Any) -> Tensor:
+    return torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or another launcher like it, has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
+    """The mesh of all processes that a launcher has started, for as long as the context lasts.
+
+        with joined(MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
+            ens.shard(mesh)
+
+    gloo carries what is on CPUs, NCCL what is on GPUs. If a process does not answer, the others end with its name.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    members = processes // shape.data if shape.members is None else shape.members
+    if members * shape.data != processes:
+        raise ValueError(
+            f"A mesh of {members or 1} × {shape.data} needs {(members or 1) * shape.data} processes, and there "
+            f"{'is' if processes == 1 else 'are'} {processes}; start it with torchrun --nproc-per-node="
+            f"{(members or 1) * shape.data} -m featureflock …, or change --mesh.members and --mesh.data."
+        )
+    if processes == 1:
+        yield ALONE
+        return
+    store, rank, _ = next(dist.rendezvous("env://"))
+    patience = timedelta(seconds=shape.timeout)
+    store.set_timeout(patience)
+    store.set(f"featureflock/who/{rank}", f"rank {rank} on {socket.gethostname()} (process {os.getpid()})")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
+    try:
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        table = dist.init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
+        groups = {name: table.get_group(name) for name in ("members", "data")}
+        for group in groups.values():
+            dist.distributed_c10d._set_pg_timeout(patience, group)
+        axes = (Axis(group if dist.get_world_size(group) > 1 else None) for group in groups.values())
+        yield Mesh(*axes, Axis(dist.group.WORLD))
+    except RuntimeError as error:
+        raise _explained(error, store, rank, processes, shape.timeout) from error
+    finally:
+        dist.destroy_process_group()
+
+
+def _explained(error: RuntimeError, store: dist.Store, rank: int, processes: int, timeout: float) -> RuntimeError:
+    """Who is missing, if that is what the error is about: those who do not say that they have waited, too."""
+    words = str(error).lower()
+    if not any(word in words for word in ("timed out", "timeout", "connection", "peer", "socket")):
+        return error
+    try:
+        store.set_timeout(timedelta(seconds=_GRACE))
+        store.set(f"featureflock/waited/{rank}", "")
+        deadline = time.monotonic() + _GRACE
+        others = [r for r in range(processes) if r != rank]
+        while time.monotonic() < deadline and not all(store.check([f"featureflock/waited/{r}"]) for r in others):
+            time.sleep(0.1)
+        missing = [r for r in others if not store.check([f"featureflock/waited/{r}"])]
+        names = [store.get(f"featureflock/who/{r}").decode() for r in missing]
+    except RuntimeError:  # the store is gone with the process that kept it
+        names = []
+    if not names:
+        return Missing(f"Another process has ended, and this one with it: {str(error).splitlines()[0]}")
+    return Missing(f"No answer within {timeout:g} s from {', '.join(names)}: stuck, or ended.")
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: Axis, count: int) -> Tensor:
+        ctx.part = axis.part(count)
+        return axis.rows(part, count)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad[ctx.part], None, None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, axis: Axis) -> Tensor:
+        ctx.axis, ctx.count = axis, len(whole)
+        return whole[axis.part(len(whole))].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.axis.rows(grad, ctx.count), None
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Mesh) -> Tensor:
+        ctx.mesh = mesh
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.mesh.data.sum(grad * ctx.mesh.share), None
