@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -87,13 +89,19 @@ class Axis:
             dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
+    def each(self, number: int) -> list[int]:
+        """Every process's number."""
+        numbers = torch.zeros(self.size, dtype=torch.int64)
+        numbers[self.rank] = number
+        return self.sum(numbers).tolist()
+
     def gather(self, part: Tensor, count: int) -> Tensor:
         """All processes' parts of `count` rows, with gradients; see above."""
-        return part if self.size == 1 else _Gather.apply(part, self, count)  # type: ignore[no-any-return, no-untyped-call]
+        return part if self.size == 1 else _Gather.apply(part, self, count)  # type: ignore[no-untyped-call]
 
     def take(self, whole: Tensor) -> Tensor:
         """This process's part of the rows, with gradients; see above."""
-        return whole if self.size == 1 else _Take.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+        return whole if self.size == 1 else _Take.apply(whole, self)  # type: ignore[no-untyped-call]
 
     def rows(self, part: Tensor, count: int) -> Tensor:
         """`gather` without gradients."""
@@ -145,7 +153,7 @@ class Mesh:
 
     def averaged(self, x: Tensor) -> Tensor:
         """The identity, through which gradients of the parts of a batch come back as that of the batch; see above."""
-        return x if self.data.size == 1 else _Averaged.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        return x if self.data.size == 1 else _Averaged.apply(x, self)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:
@@ -160,7 +168,7 @@ class Mesh:
             yield
 
     def on_first(self, call: Callable[[], T]) -> T:
-        """What `call` gives in the first process, for all; its error is raised there, and elsewhere that there was one."""
+        """What `call` gives in the first process, for all; if that is an error, the others only say that there was."""
         if self.world.size == 1:
             return call()
         error: Exception | None = None
@@ -176,6 +184,12 @@ class Mesh:
         if not said[0]:
             raise Elsewhere("The first process has said what went wrong.")
         return said[1]  # type: ignore[no-any-return]
+
+    def first_then_all(self, call: Callable[[], T]) -> T:
+        """`call()` in the first process, so that others find what it fetched or mended, then in all others."""
+        given: list[T] = []
+        self.on_first(lambda: given.append(call()))
+        return given[0] if given else call()
 
     def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """In the first process all tensors of its row, by name; elsewhere those that are there."""
@@ -236,7 +250,7 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     if processes == 1:
         yield ALONE
         return
-    store, rank, _ = next(dist.rendezvous("env://"))
+    store, rank, _ = next(rendezvous("env://"))
     patience = timedelta(seconds=shape.timeout)
     store.set_timeout(patience)
     store.set(f"featureflock/who/{rank}", f"rank {rank} on {socket.gethostname()} (process {os.getpid()})")
@@ -244,19 +258,17 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
     try:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        table = dist.init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
-        groups = {name: table.get_group(name) for name in ("members", "data")}
-        for group in groups.values():
-            dist.distributed_c10d._set_pg_timeout(patience, group)
-        axes = (Axis(group if dist.get_world_size(group) > 1 else None) for group in groups.values())
-        yield Mesh(*axes, Axis(dist.group.WORLD))
+        table = init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
+        for name in ("members", "data"):
+            dist.distributed_c10d._set_pg_timeout(patience, table.get_group(name))
+        yield Mesh(Axis(table.get_group("members")), Axis(table.get_group("data")), Axis(dist.group.WORLD))
     except RuntimeError as error:
         raise _explained(error, store, rank, processes, shape.timeout) from error
     finally:
         dist.destroy_process_group()
 
 
-def _explained(error: RuntimeError, store: dist.Store, rank: int, processes: int, timeout: float) -> RuntimeError:
+def _explained(error: RuntimeError, store: Any, rank: int, processes: int, timeout: float) -> RuntimeError:
     """Who is missing, if that is what the error is about: those who do not say that they have waited, too."""
     words = str(error).lower()
     if not any(word in words for word in ("timed out", "timeout", "connection", "peer", "socket")):

@@ -117,6 +117,8 @@ class Ensemble(nn.Module):
                 ens.average_gradients()
                 optimiser.step()
         """
+        if mesh.world.size == 1:
+            return self
         if len(self) < mesh.members.size:
             raise ValueError(
                 f"{len(self)} members cannot be divided among {mesh.members.size} processes; use --mesh.members "
@@ -148,7 +150,7 @@ class Ensemble(nn.Module):
     def check_whole(self) -> None:
         """Refuse what cannot be done with some of the members."""
         if any(isinstance(m, Absent) for m in self.extractors):
-            raise ValueError("Other processes have some of the members; save the run, and load all of them with ff.load.")
+            raise ValueError("Other processes have some of the members; ff.load has all of them, once they are saved.")
 
     def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
         here = self._here(modules)

@@ -51,6 +51,7 @@ class DICE(Method):
     """Members with Gaussian features and heads of their own, whose conditional redundancy is penalised."""
 
     title = "DICE"
+    is_mean_of_parts = False  # its negatives come from the whole batch
 
     delta: float = 0.2
     """δ_cr, the weight of the redundancy after the first epochs; DICE's paper has about 0.2."""

@@ -36,6 +36,9 @@ class Method(ABC):
     title: ClassVar[str] = "own method"
     """What it is called in tables."""
     usual_members: ClassVar[int] = 10
+    is_mean_of_parts: ClassVar[bool] = True
+    """Whether the loss of a batch is the mean of those of its parts, weighted by their sizes, so that processes can
+    have a part each; a particle layer's sums over the batch are taken over all parts."""
 
     def build(
         self,

@@ -5,6 +5,7 @@ stands for what measured fastest (docs/decisions.md).
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from featureflock.distributed import MeshShape, is_launched
 from featureflock.ensemble import Ensemble
 from featureflock.inference import can_compile
 from featureflock.running import Run
@@ -33,6 +35,8 @@ class Engine:
     """Compile the members with torch.compile, one graph for all; auto: if that pays for itself within the run."""
     run: Run = "sequential"
     """Members one after another; all in one call; or with the activations of one member alive at a time."""
+    mesh: MeshShape = MeshShape()
+    """Processes that share the work; see docs/scaling.md."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints within an epoch; there is always one at the end of each."""
     test_every: int = 0
@@ -92,7 +96,7 @@ class Setup:
 
 def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[], float]) -> Setup:
     """Decide what is "auto"; `work` tells how many multiplications the whole run takes, roughly."""
-    name = engine.device if engine.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    name = engine.device if engine.device != "auto" else _best_device()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -115,6 +119,12 @@ def set_up(engine: Engine, precision: Precision, ens: Ensemble, work: Callable[[
         run=engine.run,
         threads=torch.get_num_threads(),
     )
+
+
+def _best_device() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if is_launched() else "cuda"
 
 
 _WORTH_COMPILING = {"cpu": 1e13, "cuda": 1e15}

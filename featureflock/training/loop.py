@@ -8,9 +8,12 @@ Shapes: n members, B examples, C classes.
 """
 
 import math
+import sys
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
+from featureflock.distributed import Mesh, is_restarted, joined
 from featureflock.ensemble import Ensemble, recorded
 from featureflock.memory import keeping_memory
 from featureflock.particles import NotFinite
@@ -55,45 +59,100 @@ def train(
 
     Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
     """
-    run = RunFolder(Path(folder))
+    with joined(engine.mesh) as mesh:
+        # What torchrun starts again goes on with what it had begun.
+        resume, reporter = resume or is_restarted(), reporter if mesh.is_first else Reporter()
+        return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)
+
+
+def _train(
+    recipe: Recipe, run: RunFolder, engine: Engine, resume: bool, reporter: Reporter, mesh: Mesh
+) -> dict[str, Any]:
     description = describe(recipe)
-    finished = run.check(description, resume)
+    finished = mesh.on_first(lambda: run.check(description, resume))
     if finished is not None:
         reporter.note(f"{run} is finished already.")
         return finished
-    splits = recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
+    splits = mesh.first_then_all(
+        lambda: recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
+    )
+    taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
+    _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)
+    parameters = sum(p.numel() for p in ens.parameters())
     setup = set_up(engine, recipe.precision, ens, lambda: _work(recipe, ens, splits.train))
     environment = provenance()
     where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
+    if mesh.world.size > 1:
+        where["mesh"] = str(mesh)
     facts = {"recipe": description, "data": splits.train.digest(), "where": where}
-    state = fresh_state(recipe, setup.prepare(ens))
-    with run.locked():
-        run.check(description, resume)  # again: another process may have begun meanwhile
-        notes = _go_on(run, state, facts)
+    state = fresh_state(recipe, setup.prepare(ens.shard(mesh)))
+    with ExitStack() as stack:
+        mesh.on_first(lambda: stack.enter_context(run.locked()))
+        mesh.on_first(lambda: run.check(description, resume))  # again: another process may have begun meanwhile
+        notes = mesh.first_then_all(lambda: _go_on(run, state, facts))
+        if int(mesh.world.largest(torch.tensor(state.step))) != state.step:
+            raise ValueError(f"{run} must be in a folder that all hosts share; here its checkpoint is not to be found.")
         if resume and state.step == 0:
             notes.append("There is no checkpoint yet: starting from the beginning.")
-        for text in (*notes, f"Computing on {setup}."):
+        processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
+        for text in (*notes, f"Computing on{processes} {setup}."):
             reporter.note(text)
-        with run.writing():
-            inputs = InputFormat.of(splits).to_json()
-            run.begin(description, inputs, {**environment, "setup": setup.to_json(), "from_step": state.step})
-            run.forget_metrics_from(state.epoch + 1)
-        taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
+        mesh.on_first(lambda: _begin(run, state, description, {**environment, "setup": where}, splits))
         steps = math.ceil(taken / recipe.batch)
         try:
             reporter.start(Plan(recipe.epochs, steps, taken, state.step, state.epoch))
             with listening() as interrupts, torch.random.fork_rng(_gpus(setup)), keeping_memory():
-                loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts)
+                loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
                 test = loop.measured(splits.test, "test")
-                with run.writing():
-                    save(ens, run.ensemble)
-                    return run.finish(len(ens), sum(p.numel() for p in ens.parameters()), test)
+                whole = mesh.collect(ens.state_dict())
+                return mesh.on_first(lambda: _finish(run, recipe, splits, ens, whole, parameters, test))
         finally:
             reporter.close()
+
+
+def _check_parts(recipe: Recipe, taken: int, mesh: Mesh) -> None:
+    """Refuse batches of which a process would have no part."""
+    last = taken % recipe.batch or recipe.batch
+    if mesh.data.size > 1:
+        if not recipe.method.is_mean_of_parts:
+            raise ValueError(
+                f"The loss of {recipe.method.title} cannot be computed for parts of a batch; use --mesh.data 1."
+            )
+        if recipe.batch < mesh.data.size or 1 < last < mesh.data.size:
+            raise ValueError(
+                f"With --mesh.data {mesh.data.size} each batch needs as many examples at least, and some have "
+                f"{min(last, recipe.batch)}; change --batch."
+            )
+
+
+def _begin(
+    run: RunFolder, state: State, description: dict[str, Any], environment: dict[str, Any], splits: Splits
+) -> None:
+    with run.writing():
+        run.begin(description, InputFormat.of(splits).to_json(), {**environment, "from_step": state.step})
+        run.forget_metrics_from(state.epoch + 1)
+
+
+def _finish(
+    run: RunFolder,
+    recipe: Recipe,
+    splits: Splits,
+    ens: Ensemble,
+    weights: dict[str, Tensor],
+    parameters: int,
+    test: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the whole ensemble, whose weights these are, and what the run came to."""
+    if ens.mesh.world.size > 1:
+        ens = build(recipe, splits)
+        ens.load_state_dict(weights)
+    with run.writing():
+        save(ens, run.ensemble)
+        return run.finish(len(ens), parameters, test)
 
 
 def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
@@ -151,6 +210,7 @@ class _Loop:
     state: State
     reporter: Reporter
     interrupts: Interrupts
+    mesh: Mesh
     _seen: tuple[float, float] | None = None
 
     def run_epoch(self) -> None:
@@ -158,7 +218,8 @@ class _Loop:
         recipe, state, device = self.recipe, self.state, torch.device(self.setup.device)
         examples = self.splits.train
         shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
-        order = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
+        whole = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
+        order = [positions[self.mesh.data.part(len(positions))] for positions in whole]
         state.ens.train()
         saved = time.monotonic()
         began = saved - state.seconds
@@ -166,15 +227,19 @@ class _Loop:
         for batch in examples.batches(order[state.batch :], device, draw):
             self._tell_unreadable(batch)
             # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
-            if len(batch.y) > 1 or len(batch.y) == recipe.batch:
+            sizes = self.mesh.data.each(len(batch.y))
+            if (sum(sizes) > 1 or sum(sizes) == recipe.batch) and min(sizes) > 0:
+                self.mesh.share = len(batch.y) / sum(sizes)
                 for group in state.optimisers[0].param_groups:
                     group["lr"] = recipe.learning_rate_of(state.epoch + (state.batch + 0.5) / len(order))
                 self._step(batch)
             state.batch, state.step = state.batch + 1, state.step + 1
             state.seconds = time.monotonic() - began
             self.reporter.step(state.step, self._averages)
-            self._stop_if_asked()
-            if state.batch < len(order) and time.monotonic() - saved >= 60 * self.engine.checkpoint_minutes:
+            due = time.monotonic() - saved >= 60 * self.engine.checkpoint_minutes
+            signal_, due = self.mesh.world.largest(torch.tensor([self.interrupts.received or 0, int(due)])).tolist()
+            self._stop_if(signal_)
+            if state.batch < len(order) and due:
                 self._save()
                 saved = time.monotonic()
         self._save()
@@ -197,14 +262,15 @@ class _Loop:
             "accuracy": 100 * correct / count,
             "seconds": state.seconds,
             "images_per_second": count / state.seconds,
-            "unreadable": len(state.unreadable),
+            "unreadable": sum(self.mesh.data.each(len(state.unreadable))),
         }
         if splits.validation is not None:
             line["validation"] = self.measured(splits.validation, "validation")
         if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
             line["test"] = self.measured(splits.test, "test")
-        with self.run.writing():
-            self.run.add_metrics(line)
+        if self.mesh.is_first:
+            with self.run.writing():
+                self.run.add_metrics(line)
         self.reporter.epoch(line)
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
@@ -213,7 +279,8 @@ class _Loop:
         self.reporter.measuring(what)
 
         def on_batch(batch: Batch) -> None:
-            self._stop_if_asked()
+            if self.mesh.world.size == 1:  # several may have other numbers of batches here, and could not agree
+                self._stop_if(self.interrupts.received or 0)
             for name in batch.unreadable:
                 self.reporter.note(f"Left out of what is measured: {name}, which cannot be read.")
 
@@ -221,17 +288,20 @@ class _Loop:
 
     def _step(self, batch: Batch) -> None:
         state = self.state
-        torch.manual_seed(int(random_bits(self.recipe.seed, _STEP, state.step)))
+        part = (self.mesh.data.rank,) * (self.mesh.data.rank > 0)
+        torch.manual_seed(int(random_bits(self.recipe.seed, _STEP, state.step, *part)))
         for optimiser in state.optimisers:
             optimiser.zero_grad()
         try:
-            with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == self.recipe.batch):
+            usual = len(range(self.recipe.batch)[self.mesh.data.part(self.recipe.batch)])
+            with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == usual):
                 loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
         except NotFinite as error:
             raise self._divergence(error.members, state.step) from error
         if not calls:
             raise ValueError(f"{type(self.recipe.method).__name__}.loss must call ens(x) for the members' predictions.")
         loss.backward()
+        state.ens.average_gradients()
         for optimiser in state.optimisers:
             optimiser.step()
         _, logits = calls[-1]
@@ -246,10 +316,11 @@ class _Loop:
         log_p_nbc = logits_nbc.float().log_softmax(-1)
         ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
         correct = (log_p_nbc.logsumexp(0).argmax(-1) == y_b).sum()
-        state.totals[:3] += torch.stack([loss.float() * size, ce_n.mean() * size, correct.float()]).to(state.totals)
-        state.totals[3] += size
+        counted = torch.stack([loss.float() * size, ce_n.mean() * size, correct.float(), torch.full_like(loss, size)])
         bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
-        state.first_bad.masked_fill_(bad & (state.first_bad < 0), state.step)
+        sums = self.mesh.data.sum(torch.cat([counted.to(state.totals), bad.to(state.totals)]))
+        state.totals += sums[:4]
+        state.first_bad.masked_fill_((sums[4:] > 0) & (state.first_bad < 0), state.step)
         if self.setup.device == "cpu":
             self._refuse_non_finite()
 
@@ -276,17 +347,21 @@ class _Loop:
         members = non_finite_members(state)
         if members is not None:
             raise self._divergence(members, state.step - 1)
-        with self.run.writing():
-            checkpoints.write(self.run.checkpoints, state.step, state.checkpoint(self.facts))
+        checkpoint = state.checkpoint(self.facts)
+        checkpoint = replace(checkpoint, tensors=self.mesh.collect(checkpoint.tensors))
+        if self.mesh.is_first:
+            with self.run.writing():
+                checkpoints.write(self.run.checkpoints, state.step, checkpoint)
 
-    def _stop_if_asked(self) -> None:
-        if self.interrupts.received is not None:
+    def _stop_if(self, signal_: int) -> None:
+        """Stop if a process has been asked to."""
+        if signal_:
             self._save()
             epoch = min(self.state.epoch + 1, self.recipe.epochs)
             raise Stopped(
                 f"Stopped after step {self.state.step}, in epoch {epoch}; all is saved in {self.run}. To go on, give "
                 "the same command with --resume.",
-                self.interrupts.received,
+                Signals(signal_),
             )
 
     def _averages(self) -> tuple[float, float]:
@@ -303,7 +378,10 @@ class _Loop:
     def _tell_unreadable(self, batch: Batch) -> None:
         for name in batch.unreadable:
             self.state.unreadable.append(name)
-            self.reporter.note(f"Skipped {name}, which cannot be read; {len(self.state.unreadable)} in this epoch.")
+            text = f"Skipped {name}, which cannot be read; {len(self.state.unreadable)} in this epoch."
+            self.reporter.note(text)
+            if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # what the first process does not see
+                print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
 
 
 def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:

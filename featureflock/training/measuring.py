@@ -28,12 +28,14 @@ def measure(
 
     In batches of `size`, for each of which `on_batch` is called.
     """
-    order = list(torch.arange(len(examples)).split(size))
-    totals: Tensor | None = None
-    count, training = 0, ens.training
+    device, parts = torch.device(setup.device), ens.mesh.data
+    order = list(torch.arange(len(examples)).split(size))[parts.rank :: parts.size]
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    totals = torch.zeros(len(ens) + 1, 3, dtype=exact, device=device)
+    training = ens.training
     ens.eval()
     try:
-        for batch in examples.batches(order, torch.device(setup.device)):
+        for batch in examples.batches(order, device):
             on_batch(batch)
             if not len(batch.y):
                 continue
@@ -41,19 +43,19 @@ def measure(
                 logits_nbc = ens(setup.inputs(batch.x))
             log_p_nbc = logits_nbc.float().log_softmax(-1)
             mixed_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
-            sums = torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mixed_1bc, log_p_nbc])])
-            totals = sums if totals is None else totals + sums
-            count += len(batch.y)
+            totals += torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mixed_1bc, log_p_nbc])])
     finally:
         ens.train(training)
-    if totals is None:
+    totals = parts.sum(totals).cpu()
+    count = int(totals[0, 2])
+    if not count:
         raise OSError("None of the examples could be read, so nothing could be measured.")
     bad = [i for i, row in enumerate(torch.isfinite(totals[1:]).all(1).tolist()) if not row]
     if bad:
         raise Diverged(
             f"In evaluation the predictions of member {bad[0]} are not finite, though they were in training."
         )
-    (accuracy, *accuracies), (nll, *nlls) = (totals.double().cpu() / count).T.tolist()
+    (accuracy, *accuracies), (nll, *nlls) = (totals[:, :2] / count).T.tolist()
     return {
         "examples": count,
         "accuracy": 100 * accuracy,
@@ -64,5 +66,7 @@ def measure(
 
 
 def _sums(log_p_bc: Tensor, y_b: Tensor) -> Tensor:
+    """Correct answers, NLL, and examples."""
     correct = (log_p_bc.argmax(-1) == y_b).sum()
-    return torch.stack([correct.float(), F.nll_loss(log_p_bc, y_b, reduction="sum")])
+    nll = F.nll_loss(log_p_bc, y_b, reduction="sum")
+    return torch.stack([correct.to(nll), nll, torch.full_like(nll, len(y_b))])

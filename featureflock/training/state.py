@@ -50,11 +50,15 @@ class State:
         """The inverse of `checkpoint`. Memory formats are those of the ensemble, whatever they were before."""
         tensors = checkpoint.tensors
         prefix = "ensemble/"
-        self.ens.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+        weights = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        here = self.ens.state_dict().keys()  # others may have some of the members
+        self.ens.load_state_dict({name: t for name, t in weights.items() if name in here})
         parameters, remembered = dict(self.ens.named_parameters()), self.remembered()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):
                 name, key = path.removeprefix("optimiser/").rsplit("/", 1)
+                if name not in parameters:
+                    continue
                 parameter = parameters[name]
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
                 remembered[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
@@ -75,9 +79,9 @@ def non_finite_members(state: State) -> list[int] | None:
         tensors = (parameter, *(t for t in remembered.get(parameter, {}).values() if isinstance(t, Tensor)))
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
-    if all(sound(p) for p in state.ens.parameters()):
-        return None
-    return [i for i, m in enumerate(state.ens.extractors) if not all(sound(p) for p in m.parameters())]
+    bad = [not all(sound(p) for p in m.parameters()) for m in (*state.ens.extractors, state.ens)]
+    *members, anyone = state.ens.mesh.world.largest(torch.tensor(bad, dtype=torch.int64)).tolist()
+    return [i for i, member in enumerate(members) if member] if anyone else None
 
 
 def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
