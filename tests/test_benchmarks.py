@@ -16,10 +16,8 @@ ROOT = Path(__file__).parent.parent
         "transport.py",
         "engine.py",
         "methods.py",
-        "corruptions.py",
         "to_accuracy.py",
         "profile_step.py",
-        "memory.py",
     ],
 )
 def test_benchmarks_run(script, tmp_path):
@@ -30,7 +28,7 @@ def test_benchmarks_run(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "parts", ["overhead scaling threads", "throughput prediction", "evaluation corruptions startup"]
+    "parts", ["overhead scaling threads memory", "throughput prediction evaluation corruptions startup"]
 )
 def test_the_common_table_is_made(parts, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "bench.py", "--quick", "--json", tmp_path / "out.json"]
