@@ -22,7 +22,7 @@ import sharing_threads
 import startup
 import throughput
 import torch
-from measuring import table, write_json
+from measuring import progress, table, write_json
 
 PARTS = {
     "overhead": overhead.measure,
@@ -41,13 +41,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     scales = parser.add_mutually_exclusive_group()
     scales.add_argument("--quick", action="store_true", help="whether it runs at all: figures mean nothing")
-    scales.add_argument("--full", action="store_true", help="large settings, many rounds: half an hour")
+    scales.add_argument("--full", action="store_true", help="large settings, many rounds: half an hour or more")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some parts alone")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
     scale = "quick" if args.quick else "full" if args.full else "usual"
     rows: list[dict[str, Any]] = []
-    for name in args.only:
+    for i, name in enumerate(args.only):
+        progress(f"{name}, part {i + 1} of {len(args.only)} …")
         start = time.monotonic()
         load = os.getloadavg()[0]
         found = PARTS[name](scale)

@@ -79,6 +79,11 @@ def peak_resident(call: Callable[[], object]) -> int | None:
     return after - before
 
 
+def progress(text: str) -> None:
+    """Tell a person who waits what is going on, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def seconds(call: Callable[[], object]) -> float:
     """How long a call takes."""
     start = time.perf_counter()
@@ -90,7 +95,8 @@ class Worker:
     """A process of its own that does a piece of work whenever it is told to, and is still meanwhile.
 
     It calls work(turn, *args), which calls turn() after each piece. The first `warm_up` pieces are done at once, so
-    that compilation and caches are not part of what is measured.
+    that compilation and caches are not part of what is measured. The next worker starts only then: it finds on disk
+    what this one has compiled.
     """
 
     def __init__(self, work: Callable[..., None], *args: Any, warm_up: int = 2) -> None:

@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measuring import MB, in_fresh_process, peak_allocated, peak_resident, row, write_json
+from measuring import MB, in_fresh_process, peak_allocated, peak_resident, progress, row, write_json
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,14 +73,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
-    results = _measure(args.quick, args.rounds)
+    results = _measure("quick" if args.quick else "full", args.rounds)
     write_json(args.json, {"seeds": [SEED], "threads": 1, "rounds": args.rounds, "limit": LIMIT} | results)
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
     """The rows of the common table."""
     quick = scale == "quick"
-    found = _measure(quick, 3)
+    found = _measure(scale, {"quick": 1, "usual": 3, "full": 5}[scale])
     n, last = found["setting"]["members"], found["rows"][-1]
     peaks = [last[f"{kind}_multiple"] for kind in ("allocated", "resident") if last[f"{kind}_multiple"] is not None]
     over = [found["feature_wgd_over_deep_ensembles"]]
@@ -91,14 +91,15 @@ def measure(scale: str) -> list[dict[str, Any]]:
     ]
 
 
-def _measure(quick: bool, rounds: int) -> dict[str, Any]:
-    network, members = (WRN(10, 1), 3) if quick else (WRN(10, 2), 10)
+def _measure(scale: str, rounds: int) -> dict[str, Any]:
+    network, members = (WRN(10, 1), 2) if scale == "quick" else (WRN(10, 2), 10)
+    progress("  against Deep Ensembles")
     peaks = [in_fresh_process(_whole_training, m, network, members) for m in (FeatureWGD(), DeepEnsembles())]
     print(f"Peak resident memory, feature-WGD over Deep Ensembles: {peaks[0] / peaks[1]:.3f}\n")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {"feature_wgd_over_deep_ensembles": peaks[0] / peaks[1], **_low_memory(quick, rounds)}
+        return {"feature_wgd_over_deep_ensembles": peaks[0] / peaks[1], **_low_memory(scale, rounds)}
     finally:
         torch.set_num_threads(threads)
 
@@ -118,13 +119,16 @@ def _whole_training(method: Method, network: WRN, members: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _low_memory(quick: bool, rounds: int) -> dict[str, Any]:
-    setting = Setting(members=6, width=8, blocks=1, batch=16) if quick else Setting()
+SETTINGS = {"quick": Setting(6, 8, 1, 16), "usual": Setting(width=16, blocks=1), "full": Setting()}
 
+
+def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
+    setting = SETTINGS[scale]
+    progress("  low_memory")
     print(f"{setting}\n\n   n  run         parameters etc.   allocated          resident")
     n = setting.members
     cases: list[tuple[int, Run]] = [(1, "sequential"), (n, "sequential"), (n, "low_memory")]
-    if not quick:
+    if scale == "full":
         cases.insert(1, (1, "low_memory"))
     rows: list[dict[str, Any]] = []
     for n, run in cases:

@@ -3,7 +3,7 @@
 Two measurements, of which the second is the sharper. Members' own passes take nearly all of a step and vary by several
 per cent from one step to the next, more than what is looked for.
 
-    whole steps     a step of each method, in turns; the median of the ratios within a round
+    whole steps     a step of each method in a process of its own, in turns; the median of the ratios within a round
     own work        the same steps with members whose passes cost next to nothing (they have all the weights, and give
                     features that depend on each): what is left is the layer, the heads, the loss, the optimiser. The
                     difference of a method from Deep Ensembles, over a whole step of Deep Ensembles
@@ -13,13 +13,14 @@ per cent from one step to the next, more than what is looked for.
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from measuring import ratios, row, seconds, table, write_json
+from measuring import Worker, progress, ratios, row, seconds, table, write_json
 from torch import Tensor, nn
 
 from featureflock.memory import keeping_memory
@@ -46,11 +47,11 @@ def main() -> None:
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
-    with keeping_memory():
-        if scale == "quick":
-            return _compare(WRN(10, 1), 2, 1, 1, True, 1, Engine(compile="off"))
-        small = _compare(WRN(10, 1), 5, 1, 10, True, 15)
-        return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", 15)
+    if scale == "quick":
+        return _compare(WRN(10, 1), 2, 1, 1, True, 1, Engine(compile="off"), [FeatureWGD])
+    rounds = 15 if scale == "full" else 7
+    small = _compare(WRN(10, 1), 5, 1, rounds, True, rounds)
+    return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", rounds)
 
 
 def _compare(
@@ -61,21 +62,32 @@ def _compare(
     whole: bool,
     own_rounds: int,
     engine: Engine = Engine(compile="on"),
+    compared: Iterable[type[Method]] = LIMITS,
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
-    methods: list[Method] = [DeepEnsembles(), *(method() for method in LIMITS)]
+    methods: list[Method] = [DeepEnsembles(), *(method() for method in compared)]
     rows = []
     few = members if whole else 2  # Deep Ensembles alone: a step takes as long for each member, however many
-    steps = {m.title: _step(m, network, few, engine) for m in (methods if whole else methods[:1])}
-    taken = _in_turns(steps, rounds, warm_up=2)
+    workers = {}
+    for method in methods if whole else methods[:1]:
+        progress(f"  {name}: {method.title} is made ready")
+        workers[method.title] = Worker(_train, method, network, few, engine)
+    taken = _in_turns({title: worker.seconds for title, worker in workers.items()}, rounds)
+    for worker in workers.values():
+        worker.close()
     base = DeepEnsembles.title
     for method in methods[1:] if whole else []:
         added = [r - 1 for r in ratios(taken[method.title], taken[base])]
         rows.append(row(f"{name}: {method.title}, whole steps", added, "", "of a step", seconds=taken[method.title]))
     of_a_step = median(taken[base]) * members / few
-    del steps
-    light = {m.title: _step(m, network, members, Engine(compile="off", run="sequential"), light=True) for m in methods}
-    own = _in_turns(light, own_rounds, warm_up=2)
+    progress(f"  {name}: own work")
+    with keeping_memory():
+        eager = Engine(compile="off", run="sequential")
+        light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
+        for step in light.values():
+            step()
+            step()
+        own = _in_turns({title: partial(seconds, step) for title, step in light.items()}, own_rounds)
     for method in methods[1:]:
         added = [(a - b) / of_a_step for a, b in zip(own[method.title], own[base], strict=True)]
         wanted = f"≤ {LIMITS[type(method)][limit]}"  # type: ignore[index]
@@ -83,15 +95,20 @@ def _compare(
     return rows
 
 
-def _in_turns(steps: dict[str, Callable[[], None]], rounds: int, warm_up: int) -> dict[str, list[float]]:
-    for step in steps.values():
-        for _ in range(warm_up):
-            step()
-    taken: dict[str, list[float]] = {name: [] for name in steps}
+def _in_turns(timed: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    taken: dict[str, list[float]] = {name: [] for name in timed}
     for i in range(rounds):
-        for name in random.Random(i).sample(list(steps), len(steps)):
-            taken[name].append(seconds(steps[name]))
+        for name in random.Random(i).sample(list(timed), len(timed)):
+            taken[name].append(timed[name]())
     return taken
+
+
+def _train(turn: Callable[[], None], method: Method, network: WRN, members: int, engine: Engine) -> None:
+    step = _step(method, network, members, engine)
+    with keeping_memory():
+        while True:
+            step()
+            turn()
 
 
 class _Light(nn.Module):

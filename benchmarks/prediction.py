@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Worker, ratios, row, table, write_json
+from measuring import Worker, progress, ratios, row, table, write_json
 from torch import Tensor
 
 import featureflock as ff
@@ -39,12 +39,13 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 2, 1, "", False)
-    rounds = 20 if scale == "full" else 5
-    return _compare(WRN(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(WRN(16, 4), 4, rounds, "≥ 2.0", True)
+    rounds, members = (20, 4) if scale == "full" else (4, 2)
+    return _compare(WRN(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(WRN(16, 4), members, rounds, "≥ 2.0", True)
 
 
 def _compare(network: WRN, members: int, rounds: int, wanted: str, compile: bool) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
+    progress(f"  {name}")
     workers = {"plain": Worker(_plain, network, members), "ours": Worker(_ours, network, members, compile)}
     taken: dict[str, list[float]] = {who: [] for who in workers}
     for i in range(rounds):

@@ -1,25 +1,30 @@
 """How the cost of the repulsion, and of a whole step for each member, grows with the number of members n and with d.
 
     transport      time for n particles of d numbers, over that for the least n and d; what n² d would be is beside it
-    step           feature-WGD with small convolutional networks: time of a step for each member, over that at n = 2
+    step           feature-WGD with small convolutional networks: time of a step for each member, over that at n = 2,
+                   and over Deep Ensembles of as many members, which have no repulsion. Where both grow, it is not that
 
-Times within a round, in turns; medians over rounds. One thread.
+Within a round all take turns; medians over rounds. The processor's time in one thread, which other programs disturb
+least; memory is kept as `featureflock train` keeps it. Without that, each member's activations are fresh memory in
+every step, and the more of it the slower the system hands it out.
 
     python benchmarks/scaling.py [--quick] [--full] [--json FILE]
 """
 
 import argparse
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import ratios, row, seconds, table, write_json
+from measuring import ratios, row, table, write_json
 
 import featureflock as ff
-from featureflock.methods import FeatureWGD
+from featureflock.memory import keeping_memory
+from featureflock.methods import DeepEnsembles, FeatureWGD, Method
 from featureflock.models import CNN
 from featureflock.training import Engine, Recipe
 from featureflock.training.engine import set_up
@@ -31,7 +36,7 @@ SEED, BATCH = 0, 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few members, one round")
-    parser.add_argument("--full", action="store_true", help="more rounds, and d up to a million")
+    parser.add_argument("--full", action="store_true", help="more rounds, wider members, and d up to a million")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
     rows = measure("quick" if args.quick else "full" if args.full else "usual")
@@ -43,11 +48,13 @@ def measure(scale: str) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if scale == "quick":
-            return [*_transport((2, 4), (1000, 2000), 1), *_steps((2, 4), 1)]
-        ds = (8_192, 32_768, 131_072, 1_000_000) if scale == "full" else (8_192, 32_768, 131_072)
-        rounds = 15 if scale == "full" else 5
-        return [*_transport((2, 8, 32, 128), ds, rounds), *_steps((2, 8, 32, 128), rounds)]
+        with keeping_memory():
+            if scale == "quick":
+                return [*_transport((2, 4), (1000, 2000), 1), *_steps(CNN(4), (2, 4), 1)]
+            ns = (2, 8, 32, 128)
+            if scale == "full":
+                return [*_transport(ns, (8_192, 32_768, 131_072, 1_000_000), 15), *_steps(CNN(32), ns, 7)]
+            return [*_transport(ns, (8_192, 32_768, 131_072), 5), *_steps(CNN(16), ns, 3)]
     finally:
         torch.set_num_threads(threads)
 
@@ -69,32 +76,45 @@ def _transport(ns: tuple[int, ...], ds: tuple[int, ...], rounds: int) -> list[di
     return rows
 
 
-def _steps(ns: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    taken = _in_turns({n: _step(n) for n in ns}, rounds)
-    least = [s / ns[0] for s in taken[ns[0]]]
-    return [
+def _steps(network: CNN, ns: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    ours, theirs = FeatureWGD(), DeepEnsembles()
+    calls = {(m, n): partial(_repeat, _step(m, network, n), -(-ns[-1] // 8 // n)) for n in ns for m in (ours, theirs)}
+    taken = _in_turns(calls, rounds)
+    each = {(m, n): [s / n / calls[m, n].args[1] for s in taken[m, n]] for m, n in calls}
+    grown = [
         row(
-            f"step of feature-WGD, n = {n}: time a member over n = {ns[0]}",
-            ratios([s / n for s in taken[n]], least),
-            "≤ 1.1" if n == ns[-1] else "",
-            seconds=taken[n],
+            f"step of {method.title}, n = {n}: time a member over n = {ns[0]}",
+            ratios(each[method, n], each[method, ns[0]]),
+            "≤ 1.1" if method is ours and n == ns[-1] else "",
+            seconds_a_member=each[method, n],
         )
+        for method in (ours, theirs)
         for n in ns[1:]
     ]
+    compared = [
+        row(f"step, n = {n}: feature-WGD over Deep Ensembles, time", ratios(each[ours, n], each[theirs, n])) for n in ns
+    ]
+    return grown + compared
 
 
-def _in_turns(calls: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
+def _repeat(call: Callable[[], object], times: int) -> None:
+    """So that few members are watched about as long as some."""
+    for _ in range(times):
+        call()
+
+
+def _in_turns(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
     taken: dict[Any, list[float]] = {key: [] for key in calls}
     for i in range(rounds + 1):
         for key in random.Random(i).sample(list(calls), len(calls)):
-            time = seconds(calls[key])
+            start = time.process_time()
+            calls[key]()
             if i:  # the first warms up
-                taken[key].append(time)
+                taken[key].append(time.process_time() - start)
     return taken
 
 
-def _step(members: int) -> Callable[[], None]:
-    method, network = FeatureWGD(), CNN()
+def _step(method: Method, network: CNN, members: int) -> Callable[[], None]:
     made = network.extractor((3, 32, 32))
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED

@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any
 
 import torch
-from measuring import Worker, ratios, row, table, write_json
+from measuring import Worker, progress, ratios, row, table, write_json
 
 from featureflock.memory import keeping_memory
 from featureflock.methods import FeatureWGD
@@ -48,13 +48,14 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 1, 1, False)
-    rows = _compare(WRN(10, 1), 2, 10, True)
+    rows = _compare(WRN(10, 1), 2, 20 if scale == "full" else 6, True)
     return rows + _compare(WRN(16, 4), 2, 7, True) if scale == "full" else rows
 
 
 def _compare(network: WRN, for_each: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     members = for_each * threads
+    progress(f"  WRN-{network.depth}-{network.width} × {members}")
     ways: dict[str, list[Worker]] = {
         "sequential": [Worker(_train, network, members, "sequential", threads, compile)],
         "threaded": [Worker(_train, network, members, "threaded", threads, compile)],

@@ -11,6 +11,8 @@ what a program that uses them all pays. Wanted are at most 0.3 s for the help an
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +37,7 @@ LIMITS = {
     "featureflock trian": 0.3,
     f"import torch, featureflock, beyond {TORCH}": 0.2,
 }
+LIMITED = tuple(name for name in PROGRAMS if name in LIMITS)
 ADDED = ("import torch, featureflock", "import torch; from featureflock import *")
 
 
@@ -52,19 +55,19 @@ def main() -> None:
 
 def measure(scale: str) -> list[dict[str, Any]]:
     """The rows of the common table."""
-    rows = _rows({"quick": 1, "usual": 5, "full": 20}[scale])
+    rows = _rows({"quick": 1, "usual": 5, "full": 20}[scale], [*LIMITED, TORCH, ADDED[0]])
     return [row(r["what"], r["seconds"], f"≤ {r['limit']}", "s") for r in rows if r["limit"] is not None]
 
 
-def _rows(rounds: int) -> list[dict[str, Any]]:
-    for words in PROGRAMS.values():  # so that files are in memory and compiled
-        _run(words)
-    taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+def _rows(rounds: int, names: Iterable[str] = PROGRAMS) -> list[dict[str, Any]]:
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for name in taken:  # so that files are in memory and compiled
+        _run(PROGRAMS[name])
     for _ in range(rounds):
-        for name, words in PROGRAMS.items():
-            taken[name].append(seconds(lambda words=words: _run(words)))  # type: ignore[misc]
+        for name in taken:
+            taken[name].append(seconds(partial(_run, PROGRAMS[name])))
     rows = [_row(name, median(times), min(times), times) for name, times in taken.items()]
-    for name in ADDED:
+    for name in [name for name in ADDED if name in taken]:
         added = [both - alone for both, alone in zip(taken[name], taken[TORCH], strict=True)]
         least = min(taken[name]) - min(taken[TORCH])
         rows.append(_row(f"{name}, beyond {TORCH}", median(added), least, added))

@@ -96,7 +96,7 @@ def forward_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
 
 
 def _quick_runs(folder: Path) -> list[Path]:
-    steps = replace(RECIPES["digits-cnn"].recipe, model=CNN(8), members=2, subset=600, epochs=3, decay_epochs=(2,))
+    steps = replace(RECIPES["digits-cnn"].recipe, model=CNN(8), members=2, subset=200, epochs=2, decay_epochs=(1,))
     cycle = replace(steps, decay_epochs=(), schedule="one-cycle")
     for name, recipe in (("steps", steps), ("one-cycle", cycle)):
         train(recipe, folder / name, engine=Engine(test_every=1))

@@ -9,17 +9,22 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
 """Parameters of mallopt(3)."""
 
 
 @contextmanager
 def keeping_memory() -> Iterator[None]:
-    """Keep released memory in this process meanwhile; give it back in the end."""
+    """Keep released memory in this process meanwhile; give it back in the end.
+
+    Afterwards all is as in a program that has run for a while: blocks below 32 MB are kept, larger ones returned. The C
+    library comes to that by itself, but no longer once it was told anything: it would then return all above 128 kB.
+    """
     keep_memory()
     try:
         yield
     finally:
+        _mallopt(_MMAP_THRESHOLD, 2**25)
         _mallopt(_MMAP_MAX, 65_536)
         _mallopt(_TRIM_THRESHOLD, 2**26)
         _function("malloc_trim")(0)
