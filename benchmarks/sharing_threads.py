@@ -1,37 +1,40 @@
-"""Where threads are best used: a member on all of them, or a member on each?
+"""Where threads are best used: all on one member after another, or a process for each, with some of the members?
 
-Feature-WGD steps of the same members, in turns, each way in a process of its own:
+Feature-WGD steps of the same members, in turns:
 
-    sequential    all threads on one member after another
-    threaded      members side by side, a thread each, in one process (what `featureflock train` chooses)
-    processes     members in as many processes as there are threads, one thread each, which exchange nothing: the most
-                  that sharding members over processes could reach
+    one process     all threads on one member after another
+    processes       as many processes as threads, one thread each, with a share of the members: the mesh that
+                    `featureflock train` makes on a CPU, features gathered and the head's gradient averaged
 
-Times over those of sequential; all channels_last and compiled.
+Times of processes over those of one process; all channels_last and compiled.
 
     python benchmarks/sharing_threads.py [--quick] [--full] [--json FILE]
 """
 
 import argparse
+import os
 import random
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from measuring import Worker, progress, ratios, row, table, write_json
 
+from featureflock.distributed import joined
 from featureflock.memory import keeping_memory
 from featureflock.methods import FeatureWGD
 from featureflock.models import WRN
-from featureflock.running import Run
 from featureflock.training import Engine, Recipe
 from featureflock.training.engine import set_up
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 128
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -56,50 +59,57 @@ def _compare(network: WRN, for_each: int, rounds: int, compile: bool) -> list[di
     threads = torch.get_num_threads()
     members = for_each * threads
     progress(f"  WRN-{network.depth}-{network.width} × {members}")
-    ways: dict[str, list[Worker]] = {
-        "sequential": [Worker(_train, network, members, "sequential", threads, compile)],
-        "threaded": [Worker(_train, network, members, "threaded", threads, compile)],
-        "processes": [Worker(_train, network, for_each, "sequential", 1, compile) for _ in range(threads)],
+    port = _free_port()
+    ways = {
+        "one process": [Worker(_train, network, members, threads, compile, 0, 1, port)],
+        "processes": _at_once(
+            [partial(Worker, _train, network, members, 1, compile, r, threads, port) for r in range(threads)]
+        ),
     }
     taken: dict[str, list[float]] = {way: [] for way in ways}
     for i in range(rounds):
         for way in random.Random(i).sample(list(ways), len(ways)):
-            taken[way].append(_together(ways[way]))
+            start = time.perf_counter()
+            _at_once([worker.seconds for worker in ways[way]])
+            taken[way].append(time.perf_counter() - start)
     for workers in ways.values():
         for worker in workers:
             worker.close()
-    name = f"WRN-{network.depth}-{network.width} × {members}"
-    return [
-        row(f"{name}: {way} over sequential, time", ratios(taken[way], taken["sequential"]), seconds=taken[way])
-        for way in ("threaded", "processes")
-    ]
+    name = f"WRN-{network.depth}-{network.width} × {members}: {threads} processes over one, time"
+    return [row(name, ratios(taken["processes"], taken["one process"]), seconds=taken)]
 
 
-def _together(workers: list[Worker]) -> float:
-    """Until the last of them has done its piece."""
-    start = time.perf_counter()
-    asking = [Thread(target=worker.seconds) for worker in workers]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    return time.perf_counter() - start
+def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def _train(turn: Callable[[], None], network: WRN, members: int, run: Run, threads: int, compile: bool) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _train(
+    turn: Callable[[], None], network: WRN, members: int, threads: int, compile: bool, rank: int, size: int, port: int
+) -> None:
     torch.set_num_threads(threads)
+    place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
     method, made = FeatureWGD(), network.extractor((3, 32, 32))
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = set_up(Engine(run=run, compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    setup = set_up(Engine(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
-    with keeping_memory():
+    with joined() as mesh, keeping_memory():
+        state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()
             method.loss(ens, x, y).backward()
+            ens.average_gradients()
             state.optimisers[0].step()
             turn()
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from featureflock.hints import unknown
+from featureflock.launched import is_first
 from featureflock.version import __version__
 
 COMMANDS = {
@@ -36,9 +37,11 @@ def main() -> None:
         else:
             _run(*words)
     except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"featureflock: {error}")
+        who = "" if is_first() else f" (rank {os.environ['RANK']})"
+        sys.exit(f"featureflock{who}: {error}")
     except KeyboardInterrupt as interrupt:
-        print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
+        if is_first():
+            print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
         sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # what a shell reports of a signal
 
 

@@ -32,6 +32,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from featureflock.launched import is_first
+
 T = TypeVar("T")
 
 _GRACE = 5.0
@@ -56,11 +58,11 @@ class MeshShape:
             raise ValueError(f"mesh.timeout must be a positive number of seconds; got {self.timeout}.")
 
 
-class Elsewhere(RuntimeError):
-    """Another process has said what went wrong."""
+class Elsewhere(SystemExit):
+    """Another process has said what went wrong; this one ends with it."""
 
 
-class Missing(RuntimeError):
+class Missing(ConnectionError):
     """Other processes did not answer."""
 
 
@@ -182,7 +184,7 @@ class Mesh:
         if error is not None:
             raise error
         if not said[0]:
-            raise Elsewhere("The first process has said what went wrong.")
+            raise Elsewhere(1)
         return said[1]  # type: ignore[no-any-return]
 
     def first_then_all(self, call: Callable[[], T]) -> T:
@@ -220,16 +222,6 @@ def _bytes(tensors: Any) -> Tensor:
     return torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
 
 
-def is_launched() -> bool:
-    """Whether torchrun, or another launcher like it, has started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def is_restarted() -> bool:
-    """Whether torchrun has started this process in place of one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextmanager
 def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     """The mesh of all processes that a launcher has started, for as long as the context lasts.
@@ -242,6 +234,8 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     members = processes // shape.data if shape.members is None else shape.members
     if members * shape.data != processes:
+        if not is_first():
+            raise Elsewhere(1)
         raise ValueError(
             f"A mesh of {members or 1} × {shape.data} needs {(members or 1) * shape.data} processes, and there "
             f"{'is' if processes == 1 else 'are'} {processes}; start it with torchrun --nproc-per-node="
@@ -263,16 +257,19 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
             dist.distributed_c10d._set_pg_timeout(patience, table.get_group(name))
         yield Mesh(Axis(table.get_group("members")), Axis(table.get_group("data")), Axis(dist.group.WORLD))
     except RuntimeError as error:
-        raise _explained(error, store, rank, processes, shape.timeout) from error
+        missing = _who_is_missing(error, store, rank, processes, shape.timeout)
+        if missing is None:
+            raise
+        raise missing from error
     finally:
         dist.destroy_process_group()
 
 
-def _explained(error: RuntimeError, store: Any, rank: int, processes: int, timeout: float) -> RuntimeError:
-    """Who is missing, if that is what the error is about: those who do not say that they have waited, too."""
+def _who_is_missing(error: RuntimeError, store: Any, rank: int, processes: int, timeout: float) -> Missing | None:
+    """Those who do not say that they have waited in vain, too; None if the error is about something else."""
     words = str(error).lower()
     if not any(word in words for word in ("timed out", "timeout", "connection", "peer", "socket")):
-        return error
+        return None
     try:
         store.set_timeout(timedelta(seconds=_GRACE))
         store.set(f"featureflock/waited/{rank}", "")

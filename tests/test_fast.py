@@ -13,7 +13,7 @@ from featureflock.data import Digits, OwnData
 from featureflock.models import FastCNN, FastConvNet
 from featureflock.models.fast import Stage, patch_moments
 from featureflock.training import RECIPES, train
-from featureflock.training.loop import build
+from featureflock.training.building import build
 
 
 def pictures(count: int = 250, channels: int = 3) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from featureflock.data import permutation
 from featureflock.models import FastCNN
 from featureflock.training import Reporter, Stopped, train
-from featureflock.training.loop import build
+from featureflock.training.building import build
 from featureflock.training.recipe import describe, differences
 
 CYCLE = replace(SHORT, schedule="one-cycle", warmup=0.25, learning_rate=0.2, epochs=4, seed=7)

@@ -18,7 +18,7 @@ from featureflock.data import OwnData, permutation
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
 from featureflock.models import CNN, MLP, OwnModel, linear_head
 from featureflock.training import Engine, Recipe, train
-from featureflock.training.loop import build
+from featureflock.training.building import build
 
 # What it computes
 

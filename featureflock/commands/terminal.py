@@ -2,10 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+
+from featureflock.launched import is_first
 
 _PIPED_WIDTH = 160
 """A table in a file or a pipe may be wider than a terminal; better that than broken words."""
@@ -15,9 +18,10 @@ Count = Callable[[int, int | None, str], None]
 
 
 def make_console() -> Console:
-    """Plain words: no guesses at what is a number, a path or mark-up."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPED_WIDTH)
+    """Plain words: no guesses at what is a number, a path or mark-up. Of several processes the first one prints."""
+    plain = partial(Console, highlight=False, markup=False, emoji=False, quiet=not is_first())
+    console = plain()
+    return console if console.is_terminal else plain(width=_PIPED_WIDTH)
 
 
 @contextlib.contextmanager

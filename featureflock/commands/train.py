@@ -1,7 +1,10 @@
 """featureflock train: a named recipe, any of whose fields can be changed by a flag of the same name."""
 
 import dataclasses
+import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +17,11 @@ from rich.table import Table
 from featureflock import methods, models, priors, rules
 from featureflock.commands.terminal import make_console
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.distributed import Elsewhere
 from featureflock.hints import unknown
+from featureflock.launched import is_first
 from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train
+from featureflock.training.launching import best_processes, launch
 from featureflock.training.progress import has_tensorboard
 
 # What a flag that names a part can choose. Its own fields are then flags too: --method feature-wgd --method.rank 4.
@@ -63,15 +69,33 @@ def main(args: list[str]) -> None:
         )
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES, otherwise="featureflock train --help lists them.")
-    recipe = _with_chosen_parts(RECIPES[name].recipe, flags)
-    options: Any = tyro.cli(
-        _options(recipe),
-        prog=f"featureflock train {name}",
-        description=f"{RECIPES[name].what} Every field of the recipe is a flag.",
-        config=(tyro.conf.AvoidSubcommands,),
-        args=flags,
-    )
-    _run(name, flags, options)
+    with _said_once():
+        recipe = _with_chosen_parts(RECIPES[name].recipe, flags)
+        options: Any = tyro.cli(
+            _options(recipe),
+            prog=f"featureflock train {name}",
+            description=f"{RECIPES[name].what} Every field of the recipe is a flag.",
+            config=(tyro.conf.AvoidSubcommands,),
+            args=flags,
+        )
+    processes = best_processes(options.recipe, options.engine)
+    if processes > 1:
+        launch(processes, ["train", *args, "--mesh.members", str(processes)])
+    else:
+        _run(name, flags, options)
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """What is wrong with the flags is wrong in all processes, and one of them says so."""
+    if is_first():
+        yield
+        return
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        try:
+            yield
+        except ValueError:
+            raise Elsewhere(1) from None
 
 
 def _list_recipes() -> None:
@@ -168,7 +192,7 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     out = options.out or Path("runs") / f"{name}-{_current(recipe, 'method')}-seed{recipe.seed}"
     console = make_console()
     shown: list[Reporter] = [Bar(console) if console.is_terminal else Lines(console)]
-    if has_tensorboard():
+    if has_tensorboard() and is_first():
         shown.append(Board(out / "tensorboard"))
     members = recipe.method.usual_members if recipe.members is None else recipe.members
     plan = f"{_current(recipe, 'method')}, members: {members}, epochs: {recipe.epochs}"

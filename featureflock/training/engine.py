@@ -14,9 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from featureflock.distributed import MeshShape, is_launched
+from featureflock.distributed import MeshShape
 from featureflock.ensemble import Ensemble
 from featureflock.inference import can_compile
+from featureflock.launched import is_launched
 from featureflock.running import Run
 from featureflock.training.recipe import Precision
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from featureflock.launched import is_launched
+
 
 class Stopped(KeyboardInterrupt):
     """Training was interrupted after a checkpoint had been written."""
@@ -33,6 +35,8 @@ def listening() -> Iterator[Interrupts]:
 
     def note(number: int, frame: FrameType | None) -> None:
         interrupts.received = signal.Signals(number)
+        if is_launched():  # the launcher passes on what came already, and others are waiting for this process
+            return
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # Not by print: the signal may have come in the midst of one.
         os.write(sys.stderr.fileno(), b"\nFinishing this step, then saving; Ctrl-C once more gives up at once.\n")

@@ -18,17 +18,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
-from featureflock.distributed import Mesh, is_restarted, joined
+from featureflock.distributed import Mesh, joined
 from featureflock.ensemble import Ensemble, recorded
+from featureflock.launched import is_restarted
 from featureflock.memory import keeping_memory
 from featureflock.particles import NotFinite
 from featureflock.provenance import provenance
 from featureflock.saving import save
 from featureflock.training import checkpoint as checkpoints
+from featureflock.training.building import build, multiplications
 from featureflock.training.engine import Engine, Setup, set_up
 from featureflock.training.interrupts import Interrupts, Stopped, listening
 from featureflock.training.measuring import Diverged, measure
@@ -37,8 +38,8 @@ from featureflock.training.recipe import Recipe, describe, differences
 from featureflock.training.run_folder import RunFolder
 from featureflock.training.state import State, fresh_state, non_finite_members
 
-_ORDER, _STEP, _SAMPLE = 1, 2, 3
-"""Which random numbers are for what."""
+_ORDER, _STEP = 1, 2
+"""Which random numbers are for what; 3 is building.py's."""
 
 
 def train(
@@ -80,7 +81,7 @@ def _train(
     _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
-    setup = set_up(engine, recipe.precision, ens, lambda: _work(recipe, ens, splits.train))
+    setup = set_up(engine, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
     environment = provenance()
     where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
@@ -168,35 +169,6 @@ def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
     changes = differences(facts["where"], found.facts["where"])
     note = f"Going on after step {state.step}; epochs done: {state.epoch}."
     return [*notes, note, *([f"Not to the same bits: the {'; the '.join(changes)}."] if changes else [])]
-
-
-def build(recipe: Recipe, splits: Splits) -> Ensemble:
-    """The recipe's ensemble for these data, freshly initialised."""
-    shape = splits.train.shape
-    made: list[nn.Module] = []
-
-    x = _sample(splits.train, recipe.model.sample)
-
-    def make_extractor() -> nn.Module:
-        made.append(recipe.model.extractor(shape))
-        if x is not None:
-            recipe.model.fit(made[-1], x)
-        return made[-1]
-
-    def make_head() -> nn.Module:
-        return recipe.model.head(made[-1], splits.classes)
-
-    size = len(splits.train)
-    return recipe.method.build(make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=size)
-
-
-def _sample(examples: Examples, count: int) -> Tensor | None:
-    """Some training inputs, always the same ones of the same data; None if none are asked for or can be read."""
-    if not count:
-        return None
-    positions = permutation(len(examples), _SAMPLE)[:count].sort().values
-    x = next(iter(examples.batches([positions], torch.device("cpu")))).x
-    return x if len(x) else None
 
 
 @dataclass
@@ -382,19 +354,6 @@ class _Loop:
             self.reporter.note(text)
             if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # what the first process does not see
                 print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
-
-
-def _work(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
-    """Multiplications of the whole run, roughly: a backward pass takes twice as many as a forward pass."""
-    x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
-    if not len(x):  # none of them can be read; the loop will say so
-        return 0.0
-    extractor = ens.extractors[0]
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        extractor.eval()(x)
-    extractor.train()
-    multiplications: float = counter.get_total_flops() / 2
-    return 3 * multiplications * len(ens) * len(examples) * recipe.epochs
 
 
 def _gpus(setup: Setup) -> list[torch.device]:
