@@ -49,7 +49,7 @@ def test_the_paper_scale_is_the_paper():
     assert [row.recipe.method.rank for row in STUDIES["rank"].rows] == [3, 5, 10, None]
     assert [row.recipe.model.width for row in STUDIES["width"].rows] == [2, 2, 4, 4, 8, 8]
     seeds = {name: study.seeds for name, study in STUDIES.items()}
-    assert seeds["imagenet"] == 1 and seeds["width"] == seeds["rank"] == 3 and seeds["cifar100"] == 5
+    assert (seeds["imagenet"], seeds["width"], seeds["rank"], seeds["cifar100"]) == (1, 3, 3, 5)
 
 
 @pytest.mark.parametrize(
