@@ -144,6 +144,12 @@ def test_the_list_and_the_price(capsys):
     assert "seconds" in cost([RECIPES["digits"].recipe])
 
 
+def test_torchrun_is_for_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="--shard 1/8"):
+        main(["cifar10", "--out", str(tmp_path)])
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -14,6 +14,7 @@ from featureflock.commands.terminal import counting, make_console
 from featureflock.evaluation.comparing import Mean
 from featureflock.files import check_folder, write_atomically
 from featureflock.hints import unknown
+from featureflock.launched import is_launched
 from featureflock.recipes import STUDIES, Outcome, Scale, Shard, Study, cells, reproduce
 from featureflock.recipes.costs import cost
 from featureflock.recipes.reproducing import markdown, shown
@@ -55,6 +56,8 @@ def main(args: list[str]) -> None:
         raise unknown("study", options.name, STUDIES, otherwise="featureflock reproduce --list says what there is.")
     if options.seeds is not None and options.seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {options.seeds}.")
+    if is_launched():
+        raise ValueError("reproduce is not for torchrun: start a worker for each GPU or host, with --shard 1/8, 2/8, …")
     shard, study = Shard.parse(options.shard), STUDIES[options.name]
     check_folder(options.out)
     todo = [cell for cell in cells(study, options.scale, options.out, options.seeds) if not cell.is_finished]
