@@ -6,7 +6,6 @@ there, and what it prints goes into a file of its own.
 
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -14,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+PRELOADED = ["featureflock.commands.train", "sklearn.datasets", "torch._dynamo", "torch.utils.flop_counter"]
+
+
+def host() -> TCPStore:
+    """A store such as torchrun keeps for its processes; it lives as long as it is referred to."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def place(rank: int, processes: int, port: int) -> dict[str, str]:
@@ -31,20 +32,21 @@ def place(rank: int, processes: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 
-def start(processes: int, said: Path, work: Callable[..., None], *args: Any, port: int | None = None) -> list[Any]:
+def start(processes: int, said: Path, work: Callable[..., None], *args: Any) -> list[Any]:
     """`work(*args)` in each of so many processes; what they print is in the files 0, 1, … of the folder `said`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["featureflock.commands.train", "torch._dynamo", "torch.utils.flop_counter"])
+    context.set_forkserver_preload(PRELOADED)
     said.mkdir(parents=True, exist_ok=True)
-    port = port or free_port()
-    started = []
+    store, started = host(), []
     for rank in range(processes):
-        environment = place(rank, processes, port) if processes > 1 else {}
+        environment = place(rank, processes, store.port) if processes > 1 else {}
         started.append(context.Process(target=_work, args=(environment, said / str(rank), work, args)))
         started[-1].start()
+        started[-1].store = store
     return started
 
 

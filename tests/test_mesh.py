@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from meshes import finish, free_port, start
+from meshes import finish, host, start
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -151,7 +151,8 @@ def folder(tmp_path_factory) -> Path:
     """What all meshes came to."""
     folder = tmp_path_factory.mktemp("meshes")
     for shape in ((1, 1), *SHAPES):
-        ports = {name: free_port() for name in (*ALL, "pictures")}
+        stores = {name: host() for name in (*ALL, "pictures")}
+        ports = {name: store.port for name, store in stores.items()}
         said, count = folder / f"said {shape}", shape[0] * shape[1]
         codes = finish(start(count, said, work, folder, shape, ports))
         assert codes == [0] * count, [path.read_text()[-2000:] for path in said.iterdir()]
