@@ -17,8 +17,6 @@ Shapes: n members, B examples in a batch, M × D processes.
 """
 
 import os
-import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,13 +30,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from featureflock.contact import Elsewhere, in_contact
 from featureflock.launched import is_first
 
 T = TypeVar("T")
-
-_GRACE = 5.0
-"""Seconds that processes which have waited in vain give each other to say so."""
-
 
 @dataclass(frozen=True)
 class MeshShape:
@@ -56,14 +51,6 @@ class MeshShape:
             raise ValueError(f"A mesh needs at least one process each way; got {self.members} and {self.data}.")
         if not 0 < self.timeout < 1e6:
             raise ValueError(f"mesh.timeout must be a positive number of seconds; got {self.timeout}.")
-
-
-class Elsewhere(SystemExit):
-    """Another process has said what went wrong; this one ends with it."""
-
-
-class Missing(ConnectionError):
-    """Other processes did not answer."""
 
 
 class Axis:
@@ -244,46 +231,20 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     if processes == 1:
         yield ALONE
         return
-    store, rank, _ = next(rendezvous("env://"))
     patience = timedelta(seconds=shape.timeout)
-    store.set_timeout(patience)
-    store.set(f"featureflock/who/{rank}", f"rank {rank} on {socket.gethostname()} (process {os.getpid()})")
+    (store, rank, _), (sign, _, _) = (next(rendezvous("env://", timeout=patience)) for _ in range(2))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
     try:
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-        table = init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
-        for name in ("members", "data"):
-            dist.distributed_c10d._set_pg_timeout(patience, table.get_group(name))
-        yield Mesh(Axis(table.get_group("members")), Axis(table.get_group("data")), Axis(dist.group.WORLD))
-    except RuntimeError as error:
-        missing = _who_is_missing(error, store, rank, processes, shape.timeout)
-        if missing is None:
-            raise
-        raise missing from error
+        with in_contact(store, sign, rank, processes, shape.timeout):
+            dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
+            kind = "cuda" if torch.cuda.is_available() else "cpu"
+            table = init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
+            for name in ("members", "data"):
+                dist.distributed_c10d._set_pg_timeout(patience, table.get_group(name))
+            yield Mesh(Axis(table.get_group("members")), Axis(table.get_group("data")), Axis(dist.group.WORLD))
     finally:
-        dist.destroy_process_group()
-
-
-def _who_is_missing(error: RuntimeError, store: Any, rank: int, processes: int, timeout: float) -> Missing | None:
-    """Those who do not say that they have waited in vain, too; None if the error is about something else."""
-    words = str(error).lower()
-    if not any(word in words for word in ("timed out", "timeout", "connection", "peer", "socket")):
-        return None
-    try:
-        store.set_timeout(timedelta(seconds=_GRACE))
-        store.set(f"featureflock/waited/{rank}", "")
-        deadline = time.monotonic() + _GRACE
-        others = [r for r in range(processes) if r != rank]
-        while time.monotonic() < deadline and not all(store.check([f"featureflock/waited/{r}"]) for r in others):
-            time.sleep(0.1)
-        missing = [r for r in others if not store.check([f"featureflock/waited/{r}"])]
-        names = [store.get(f"featureflock/who/{r}").decode() for r in missing]
-    except RuntimeError:  # the store is gone with the process that kept it
-        names = []
-    if not names:
-        return Missing(f"Another process has ended, and this one with it: {str(error).splitlines()[0]}")
-    return Missing(f"No answer within {timeout:g} s from {', '.join(names)}: stuck, or ended.")
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class _Gather(torch.autograd.Function):

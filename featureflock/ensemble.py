@@ -143,7 +143,7 @@ class Ensemble(nn.Module):
             return
         own = {p for modules in self._of_members() for p in modules.parameters()}
         grads = {p: p.grad for p in self.parameters() if p.grad is not None}
-        statistics = [b for modules in self._of_members() for b in modules.buffers() if b.is_floating_point()]
+        statistics = [b for b in self.buffers() if b.is_floating_point()]
         self.mesh.average([grad for p, grad in grads.items() if p in own] + statistics)
         self.mesh.average([grad for p, grad in grads.items() if p not in own], among_all=True)
 

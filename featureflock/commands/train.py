@@ -16,8 +16,8 @@ from rich.table import Table
 
 from featureflock import methods, models, priors, rules
 from featureflock.commands.terminal import make_console
+from featureflock.contact import Elsewhere
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
-from featureflock.distributed import Elsewhere
 from featureflock.hints import unknown
 from featureflock.launched import is_first
 from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train

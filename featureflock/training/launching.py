@@ -4,8 +4,10 @@ Threads that share an operation wait for each other at its end, processes twice 
 to 8 % (docs/speed.md), so it is for long runs, and for members that can be divided equally.
 """
 
+import logging
 import math
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -41,6 +43,7 @@ def launch(processes: int, args: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes themselves say enough
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads() // processes)
     config = LaunchConfig(
         min_nodes=1,
@@ -53,7 +56,11 @@ def launch(processes: int, args: Sequence[str]) -> None:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "featureflock", *args)
-    except ChildFailedError as error:  # it has said why
-        sys.exit(error.get_first_failure()[1].exitcode)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            raise OSError(f"Process {failure.pid}, rank {rank}, was ended by {name}; go on with --resume.") from None
+        sys.exit(failure.exitcode)  # it has said why
     except SignalException as error:
         sys.exit(128 + error.sigval)

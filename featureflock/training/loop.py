@@ -61,8 +61,9 @@ def train(
     Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
     """
     with joined(engine.mesh) as mesh:
-        # What torchrun starts again goes on with what it had begun.
-        resume, reporter = resume or is_restarted(), reporter if mesh.is_first else Reporter()
+        # What torchrun starts again goes on with what it had begun; of several hosts, one may have had to be waited for.
+        resume = resume or bool(mesh.world.largest(torch.tensor(int(is_restarted()))))
+        reporter = reporter if mesh.is_first else Reporter()
         return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)
 
 
