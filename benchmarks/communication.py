@@ -28,11 +28,13 @@ Shapes: n members, B examples in a batch, H features, C classes, W weights and S
 """
 
 import argparse
+import importlib
 import inspect
 import math
 import os
 import random
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,12 +86,10 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     content: dict[str, Any] = {"seeds": [SEED], "batch": BATCH, "cores": cores, "settings": settings()}
     print(f"The paper's settings, in bytes\n\n{table(content['settings'])}", flush=True)
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "featureflock.methods", "featureflock.training"])
-    with ProcessPoolExecutor(4, mp_context=context) as pool:
-        content |= count(pool, args.quick)
-        print(f"\nCounted, bytes that a process hands over in a step\n\n{table(content['counted'])}", flush=True)
-        content["times"] = times(pool, args.quick)
+    importlib.import_module("torch._dynamo")  # once: processes that are forked have what is imported here
+    content |= count(args.quick)
+    print(f"\nCounted, bytes that a process hands over in a step\n\n{table(content['counted'])}", flush=True)
+    content["times"] = times(args.quick)
     print(f"\nTimes, on {cores} core{'s' * (cores != 1)}\n\n{measuring.table(content['times'])}")
     write_json(args.json, content)
 
@@ -167,7 +167,7 @@ def settings() -> list[dict[str, Any]]:
     return rows
 
 
-def count(pool: ProcessPoolExecutor, quick: bool) -> dict[str, list[dict[str, Any]]]:
+def count(quick: bool) -> dict[str, list[dict[str, Any]]]:
     """Bytes in a step of the training loop: in the first process by purpose, and by collective."""
     model, n, B = CNN(2) if quick else WRN(10, 1), 5, 15
     meshes = ((2, 1), (1, 2), (2, 2))
@@ -176,7 +176,7 @@ def count(pool: ProcessPoolExecutor, quick: bool) -> dict[str, list[dict[str, An
         methods = METHODS[:1] + METHODS[2:3] if quick else METHODS
         progress(f"  counting on {M} × {D}, mesh {i + 1} of {len(meshes)}")
         with tempfile.TemporaryDirectory() as folder:
-            found = together(pool, M * D, _count, methods, model, n, B, MeshShape(M, D, timeout=120), folder)
+            found = together(M * D, _count, methods, model, n, B, MeshShape(M, D, timeout=120), folder)
         for rank, by_method in enumerate(found):
             for method, calls in zip(methods, by_method, strict=True):
                 sizes = Sizes.of(method, model, (3, 32, 32), n, B, CLASSES)
@@ -193,27 +193,23 @@ def count(pool: ProcessPoolExecutor, quick: bool) -> dict[str, list[dict[str, An
     return {"counted": counted, "collectives": collectives}
 
 
-def times(pool: ProcessPoolExecutor, quick: bool) -> list[dict[str, Any]]:
+def times(quick: bool) -> list[dict[str, Any]]:
     network: Architecture = CNN(2) if quick else WRN(10, 1)
     name = "CNN × 4" if quick else "WRN-10-1 × 4"
-    rounds, rows = 1 if quick else 15, []
+    rounds, rows = 1 if quick else 11, []
     for M, D in ((2, 1), (2, 2)) if quick else ((2, 1), (1, 2), (4, 1), (2, 2), (1, 4)):
         progress(f"  {name} on {M} × {D}")
-        found = together(pool, M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
-        by_round = [
-            [{k: r[way][i][k] for k in ("step", "inside", "alone")} for r in found]
-            for way in ("at the end",)
-            for i in range(rounds)
-        ]
+        found = together(M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
         for what, key in (("in collectives, waiting included", "inside"), ("the same collectives alone", "alone")):
-            shares = [mean(r[key] / r["step"] for r in ranks) for ranks in by_round]
+            each = [[r["at the end"][i] for r in found] for i in range(rounds)]
+            shares = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
             rows.append(row(f"{name}, {M} × {D}: {what}", shares, unit="of a step"))
         if M > 1:
             ends = [[max(r[way][i]["step"] for r in found) for i in range(rounds)] for way in ("at once", "at the end")]
             rows.append(row(f"{name}, {M} × {D}: gathered member by member, time over one gather", ratios(*ends)))
     for processes in (2,) if quick else (2, 4):
         progress(f"  latency and bandwidth of {processes} processes")
-        found = together(pool, processes, _transfer, rounds, MeshShape(processes, timeout=120))
+        found = together(processes, _transfer, rounds, MeshShape(processes, timeout=120))
         for collective in ("sum", "gather"):
             slowest = {b: [max(r[collective, b][i] for r in found) for i in range(rounds)] for b in (SMALL, LARGE)}
             factor = 2 * (processes - 1) / processes if collective == "sum" else processes - 1
@@ -224,13 +220,14 @@ def times(pool: ProcessPoolExecutor, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def together(pool: ProcessPoolExecutor, processes: int, work: Callable[..., T], *args: Any) -> list[T]:
-    """What `work` gives in each of so many processes, which can join a mesh."""
+def together(processes: int, work: Callable[..., T], *args: Any) -> list[T]:
+    """What `work` gives in each of so many fresh processes, which can join a mesh."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    futures = [pool.submit(_placed, rank, processes, port, work, *args) for rank in range(processes)]
-    return [future.result(timeout=600) for future in futures]
+    with ProcessPoolExecutor(processes, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
+        futures = [pool.submit(_placed, rank, processes, port, work, *args) for rank in range(processes)]
+        return [future.result() for future in futures]
 
 
 def _placed(rank: int, processes: int, port: int, work: Callable[..., T], *args: Any) -> T:
@@ -292,7 +289,7 @@ def watched() -> Iterator[list[Timed]]:
     def refused(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("A step has a collective that this benchmark does not know.")
 
-    wrapped = {name: refused for name in usual} | {"all_reduce": all_reduce, "all_gather": all_gather}
+    wrapped = dict.fromkeys(usual, refused) | {"all_reduce": all_reduce, "all_gather": all_gather}
     for name, function in wrapped.items():
         setattr(dist, name, function)
     try:
@@ -362,9 +359,7 @@ def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
 
 def _time(model: Architecture, n: int, rounds: int, shape: MeshShape) -> dict[str, list[dict[str, float]]]:
     method, made = FeatureWGD(), model.extractor((3, 32, 32))
-    ens = method.build(
-        lambda: model.extractor((3, 32, 32)), lambda: model.head(made, CLASSES), members=n, seed=SEED
-    )
+    ens = method.build(lambda: model.extractor((3, 32, 32)), lambda: model.head(made, CLASSES), members=n, seed=SEED)
     setup = set_up(Engine(compile="off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
