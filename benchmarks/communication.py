@@ -30,6 +30,7 @@ Shapes: n members, B examples in a batch, H features, C classes, W weights and S
 import argparse
 import importlib
 import inspect
+import itertools
 import math
 import os
 import random
@@ -39,7 +40,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -170,26 +171,21 @@ def settings() -> list[dict[str, Any]]:
 def count(quick: bool) -> dict[str, list[dict[str, Any]]]:
     """Bytes in a step of the training loop: in the first process by purpose, and by collective."""
     model, n, B = CNN(2) if quick else WRN(10, 1), 5, 15
-    meshes = ((2, 1), (1, 2), (2, 2))
     counted, collectives = [], []
-    for i, (M, D) in enumerate(meshes):
-        methods = METHODS[:1] + METHODS[2:3] if quick else METHODS
-        progress(f"  counting on {M} × {D}, mesh {i + 1} of {len(meshes)}")
-        with tempfile.TemporaryDirectory() as folder:
-            found = together(M * D, _count, methods, model, n, B, MeshShape(M, D, timeout=120), folder)
-        for rank, by_method in enumerate(found):
-            for method, calls in zip(methods, by_method, strict=True):
-                sizes = Sizes.of(method, model, (3, 32, 32), n, B, CLASSES)
-                formula = sizes.handed_over(M, D, rank % M, rank // M)
-                given = {purpose: sum(c.handed for c in calls if c.purpose == purpose) for purpose in formula}
-                if given != formula:
-                    raise AssertionError(f"{method.title}, {M} × {D}, rank {rank}: counted {given}, not {formula}.")
-                if rank == 0:
-                    counted.append({"method": method.title, "members × data": f"{M} × {D}", **given})
-                collectives += [
-                    {"method": method.title, "mesh": f"{M} × {D}", "rank": rank, **vars(c), "sent": c.sent}
-                    for c in calls
-                ]
+    methods = METHODS[:1] + METHODS[2:3] if quick else METHODS
+    for (M, D), method in itertools.product(((2, 1), (1, 2), (2, 2)), methods):
+        progress(f"  counting {method.title} on {M} × {D}")
+        found = together(M * D, _count, method, model, n, B, MeshShape(M, D, timeout=120))
+        sizes = Sizes.of(method, model, (3, 32, 32), n, B, CLASSES)
+        for rank, calls in enumerate(found):
+            formula = sizes.handed_over(M, D, rank % M, rank // M)
+            given = {purpose: sum(c.handed for c in calls if c.purpose == purpose) for purpose in formula}
+            if given != formula:
+                raise AssertionError(f"{method.title}, {M} × {D}, rank {rank}: counted {given}, not {formula}.")
+            if rank == 0:
+                counted.append({"method": method.title, "members × data": f"{M} × {D}", **given})
+            of_process = {"method": method.title, "mesh": f"{M} × {D}", "rank": rank}
+            collectives += [{**of_process, **vars(c), "sent": c.sent} for c in calls]
     return {"counted": counted, "collectives": collectives}
 
 
@@ -203,7 +199,8 @@ def times(quick: bool) -> list[dict[str, Any]]:
         for what, key in (("in collectives, waiting included", "inside"), ("the same collectives alone", "alone")):
             each = [[r["at the end"][i] for r in found] for i in range(rounds)]
             shares = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
-            rows.append(row(f"{name}, {M} × {D}: {what}", shares, unit="of a step"))
+            steps = [max(r["step"] for r in ranks) for ranks in each]
+            rows.append(row(f"{name}, {M} × {D}: {what}", shares, unit="of a step", seconds_of_a_step=steps))
         if M > 1:
             ends = [[max(r[way][i]["step"] for r in found) for i in range(rounds)] for way in ("at once", "at the end")]
             rows.append(row(f"{name}, {M} × {D}: gathered member by member, time over one gather", ratios(*ends)))
@@ -318,36 +315,28 @@ def _purpose(group: Any) -> tuple[str, str]:
     return "bookkeeping", "data"
 
 
-def _count(
-    methods: Sequence[Method], model: Architecture, n: int, B: int, shape: MeshShape, folder: str
-) -> list[list[Call]]:
+def _count(method: Method, model: Architecture, n: int, B: int, shape: MeshShape) -> list[Call]:
     """The collectives between the beginning of one loss and the next, in the training loop."""
     torch.manual_seed(SEED)
     x, y = torch.randn(3 * B, 3, 32, 32), torch.arange(3 * B) % CLASSES
-    found = []
-    for method in methods:
-        recipe = Recipe(OwnData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
-        # Of three batches the second: what is between two of them is one step, wherever it is cut.
-        with _marked(type(method)) as steps:
-            train(recipe, Path(folder, type(method).__name__), engine=Engine(compile="off", mesh=shape))
-        found.append(steps[1])
-    return found
+    recipe = Recipe(OwnData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
+    with tempfile.TemporaryDirectory() as folder, _marked(type(method)) as steps:
+        train(recipe, folder, engine=Engine(compile="off", mesh=shape))
+    return steps[1]
 
 
 @contextmanager
 def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
-    """The collectives from each loss on to the next; only those of whole steps."""
+    """The collectives from each of three losses to the next, which are those of one step, wherever it is cut."""
     usual, steps = method.loss, []
-    with_watch: list[Any] = []
+    watching = ExitStack()
 
     def loss(self: Method, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-        if with_watch:
-            context, calls = with_watch.pop()
-            context.__exit__(None, None, None)
-            steps.append([timed.call for timed in calls])
+        watching.close()
         if len(steps) < 2:
-            context = watched()
-            with_watch.append((context, context.__enter__()))
+            calls = watching.enter_context(watched())
+            steps.append([])
+            watching.callback(lambda: steps[-1].extend(timed.call for timed in calls))
         return usual(self, ens, x, y)
 
     method.loss = loss  # type: ignore[method-assign]
@@ -355,6 +344,7 @@ def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
         yield steps
     finally:
         method.loss = usual  # type: ignore[method-assign]
+        watching.close()
 
 
 def _time(model: Architecture, n: int, rounds: int, shape: MeshShape) -> dict[str, list[dict[str, float]]]:
