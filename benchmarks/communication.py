@@ -1,11 +1,13 @@
 """What processes that share an ensemble send each other: bytes by collective, and the share of a step that it takes.
 
-Three tables:
+Four tables:
 
     counted     steps of the training loop on meshes of real processes (gloo). Every collective is counted and compared
                 with the formula below; where they differ, the benchmark fails. Neither members nor examples can be
                 divided equally there, so rounding up is part of the test
     settings    the same formulas for the paper's settings
+    on paper    time of a step and memory of ResNet-50 ensembles on GPUs, by these formulas and assumed rates (`GPU`):
+                nothing of it is measured
     times       steps of feature-WGD: the time inside collectives over that of the step, waiting for slower processes
                 included; the time of the same collectives alone, each after a barrier; features gathered member by
                 member while the next is computed, over one gather at the end; latency and bandwidth
@@ -52,6 +54,7 @@ import torch
 import torch.distributed as dist
 from measuring import progress, ratios, row, write_json
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import OwnData
 from featureflock.distributed import Axis, Mesh, MeshShape, joined
@@ -74,6 +77,20 @@ SETTINGS = {
     "ImageNet, ResNet-50 × 5": ("imagenet-resnet50", (3, 224, 224), 1000),
 }
 """The paper's: a recipe, the shape of a picture, classes."""
+GPU = {"FLOP/s": 0.3 * 312e12, "in a node": 0.5 * 300e9, "between nodes": 0.5 * 25e9, "s a kernel": 5e-6}
+"""Assumed: 30 % of an A100's peak in bfloat16; half of NVLink's bytes a second each way, and of 200 Gb/s; a small
+kernel on a GPU."""
+PLANS = (
+    # name, members, mesh, where gathers and gradients go
+    ("ResNet-50 × 5", 5, (1, 1), "in a node", "in a node"),
+    ("ResNet-50 × 5", 5, (5, 1), "in a node", "in a node"),
+    ("ResNet-50 × 5", 5, (1, 8), "in a node", "in a node"),
+    ("ResNet-50 × 5", 5, (5, 8), "between nodes", "between nodes"),
+    ("ResNet-50 × 100", 100, (100, 1), "between nodes", "between nodes"),
+    ("ResNet-50 × 100", 100, (20, 5), "between nodes", "between nodes"),
+)
+KERNELS_OF_A_SLICE = 29
+"""Operations of the layer's backward pass on each slice of the features, counted (WGD, Cauchy, rank 5)."""
 SMALL, LARGE = 8, 2**24
 """Bytes whose transfer shows the latency, and the bandwidth."""
 T = TypeVar("T")
@@ -85,8 +102,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    content: dict[str, Any] = {"seeds": [SEED], "batch": BATCH, "cores": cores, "settings": settings()}
-    print(f"The paper's settings, in bytes\n\n{table(content['settings'])}", flush=True)
+    content: dict[str, Any] = {"seeds": [SEED], "batch": BATCH, "cores": cores}
+    content |= {"settings": settings(), "on_paper": on_paper(), "assumed": GPU}
+    print(f"The paper's settings, in bytes\n\n{table(content['settings'])}")
+    print(f"\nOn paper, for GPUs\n\n{table(content['on_paper'])}", flush=True)
     importlib.import_module("torch._dynamo")  # once: processes that are forked have what is imported here
     content |= count(args.quick)
     print(f"\nCounted, bytes that a process hands over in a step\n\n{table(content['counted'])}", flush=True)
@@ -97,7 +116,7 @@ def main() -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows in Markdown, with what they are called as the heading."""
-    numbers = [isinstance(value, int) for value in rows[0].values()]
+    numbers = [str(value).replace(".", "").replace(",", "").isdigit() for value in rows[0].values()]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "|".join("---:" if number else "---" for number in numbers) + "|"]
     for r in rows:
         lines.append("| " + " | ".join(f"{v:,}" if isinstance(v, int) else v for v in r.values()) + " |")
@@ -163,6 +182,49 @@ def settings() -> list[dict[str, Any]]:
                 "members axis: features of all": 4 * s.n * s.B * s.H,
                 "gradients of all": 4 * (s.n * s.extractor + s.head),
                 "weight-WGD's gathers of all": 2 * 4 * weights.n * (s.extractor + s.head),
+            }
+        )
+    return rows
+
+
+def on_paper() -> list[dict[str, Any]]:
+    """What a step would take and send, and the memory of a process, at the assumed rates; batches of 256 pictures."""
+    recipe = RECIPES["imagenet-resnet50"].recipe
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        network = recipe.model.extractor((3, 224, 224))
+        kept: list[int] = []  # numbers that single operations give, about what a backward pass needs
+        for module in network.modules():
+            if not list(module.children()):
+                module.register_forward_hook(lambda _, inputs, output: kept.append(output.numel()))
+        network(torch.empty(1, 3, 224, 224))
+    forward, activations = counter.get_total_flops(), sum(kept)
+    rows = []
+    for name, n, (M, D), row_link, column_link in PLANS:
+        s = Sizes.of(recipe.method, recipe.model, (3, 224, 224), n, recipe.batch, 1000)
+        here, examples = math.ceil(n / M), math.ceil(s.B / D)
+        features, logits = 4 * n * examples * s.H, 4 * n * examples * s.C
+        gathered, averaged = 4 * here * examples * s.H * (M - 1), 2 * (D - 1) / D * 4 * here * (s.extractor + s.S)
+        head = 2 * (M * D - 1) / (M * D) * 4 * s.head
+        ms = {
+            "members": 3 * forward * here * examples / GPU["FLOP/s"],
+            "head of all": 6 * n * examples * s.H * s.C / GPU["FLOP/s"],
+            "layer": math.ceil(features / 4 / 2**16) * KERNELS_OF_A_SLICE * GPU["s a kernel"],
+            "gather": gathered / GPU[row_link],
+            "gradients": (averaged + head) / GPU[column_link],
+        }
+        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; features as gathered,
+        # the layer's copy and two gradients; logits, their logarithms and gradients.
+        weights = 4 * (4 if D > 1 else 3) * (here * s.extractor + s.head)
+        memory = weights + 2 * activations * examples * here + 4 * features + 3 * logits
+        rows.append(
+            {
+                "ensemble": name,
+                "members × data": f"{M} × {D}",
+                **{f"{what}, ms": f"{1000 * t:.1f}" for what, t in ms.items()},
+                "step, ms": f"{1000 * sum(ms.values()):.0f}",
+                "sent, MB": f"{(gathered + averaged + head) / 1e6:,.0f}",
+                "memory, GB": f"{memory / 1e9:.0f}",
+                "90 epochs, hours": f"{sum(ms.values()) * math.ceil(1_281_167 / s.B) * 90 / 3600:.0f}",
             }
         )
     return rows
