@@ -10,7 +10,8 @@ Four tables:
                 nothing of it is measured
     times       steps of feature-WGD: the time inside collectives over that of the step, waiting for slower processes
                 included; the time of the same collectives alone, each after a barrier; features gathered member by
-                member while the next is computed, over one gather at the end; latency and bandwidth
+                member while the next is computed, over one gather at the end; latency and bandwidth, and what
+                the loopback interface has seen meanwhile (of all programs)
 
 What each process hands to collectives in a step, in bytes, on a mesh of M × D (members × data) processes:
 
@@ -44,6 +45,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -270,12 +272,14 @@ def times(quick: bool) -> list[dict[str, Any]]:
         progress(f"  latency and bandwidth of {processes} processes")
         found = together(processes, _transfer, rounds, MeshShape(processes, timeout=120))
         for collective in ("sum", "gather"):
-            slowest = {b: [max(r[collective, b][i] for r in found) for i in range(rounds)] for b in (SMALL, LARGE)}
+            slowest = {b: [max(r[collective, b][i][0] for r in found) for i in range(rounds)] for b in (SMALL, LARGE)}
             factor = 2 * (processes - 1) / processes if collective == "sum" else processes - 1
             start = f"{collective} among {processes} processes"
             rows.append(row(f"{start}: {SMALL} bytes", [1e6 * t for t in slowest[SMALL]], unit="µs"))
             rates = [factor * LARGE / t / 1e9 for t in slowest[LARGE]]
             rows.append(row(f"{start}: {LARGE // 2**20} MB, sent by each", rates, unit="GB/s"))
+            sent = [seen / (processes * factor * LARGE) for _, seen in found[0][collective, LARGE]]
+            rows.append(row(f"{start}: bytes on the loopback interface over those of a ring", sent))
     return rows
 
 
@@ -479,22 +483,31 @@ class _Early(torch.autograd.Function):
         return None, None, *grad[ctx.rank * here : (ctx.rank + 1) * here]
 
 
-def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[float]]:
-    found: dict[tuple[str, int], list[float]] = {}
+def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[tuple[float, int]]]:
+    """Seconds of each collective on each number of bytes, and bytes on the loopback interface meanwhile."""
+    found: dict[tuple[str, int], list[tuple[float, int]]] = {}
     with joined(shape) as mesh:
-        for i in range(-1, rounds):
-            for b in (SMALL, LARGE):
-                x = torch.zeros(b, dtype=torch.uint8).view(torch.float32)
-                received = [torch.empty_like(x) for _ in range(mesh.world.size)]
-                for name, call in (
-                    ("sum", lambda x=x: dist.all_reduce(x)),
-                    ("gather", lambda x=x, received=received: dist.all_gather(received, x)),
-                ):
-                    dist.monitored_barrier()
-                    took = measuring.seconds(call)
-                    if i >= 0:
-                        found.setdefault((name, b), []).append(took)
+        for b in (SMALL, LARGE):
+            x = torch.zeros(b, dtype=torch.uint8).view(torch.float32)
+            received = [torch.zeros_like(x) for _ in range(mesh.world.size)]
+            calls = {"sum": partial(dist.all_reduce, x), "gather": partial(dist.all_gather, received, x)}
+            for i, (name, call) in itertools.product(range(-1, rounds), calls.items()):
+                dist.monitored_barrier()
+                before = _on_loopback()
+                took = measuring.seconds(call)
+                dist.monitored_barrier()
+                if i >= 0:
+                    found.setdefault((name, b), []).append((took, _on_loopback() - before))
     return found
+
+
+def _on_loopback() -> int:
+    """Bytes that this machine has sent to itself; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), 0)
 
 
 def _part(count: int, size: int, rank: int) -> slice:
