@@ -83,14 +83,14 @@ GPU = {"FLOP/s": 0.3 * 312e12, "in a node": 0.5 * 300e9, "between nodes": 0.5 * 
 """Assumed: 30 % of an A100's peak in bfloat16; half of NVLink's bytes a second each way, and of 200 Gb/s; a small
 kernel on a GPU."""
 PLANS = (
-    # name, members, mesh, where gathers and gradients go
-    ("ResNet-50 × 5", 5, (1, 1), "in a node", "in a node"),
-    ("ResNet-50 × 5", 5, (5, 1), "in a node", "in a node"),
-    ("ResNet-50 × 5", 5, (1, 8), "in a node", "in a node"),
-    ("ResNet-50 × 5", 5, (5, 8), "between nodes", "between nodes"),
-    ("ResNet-50 × 100", 100, (100, 1), "between nodes", "between nodes"),
-    ("ResNet-50 × 100", 100, (20, 5), "between nodes", "between nodes"),
+    ("ResNet-50 × 5", 5, (1, 1), "in a node"),
+    ("ResNet-50 × 5", 5, (5, 1), "in a node"),
+    ("ResNet-50 × 5", 5, (1, 8), "in a node"),
+    ("ResNet-50 × 5", 5, (5, 8), "between nodes"),
+    ("ResNet-50 × 100", 100, (100, 1), "between nodes"),
+    ("ResNet-50 × 100", 100, (20, 5), "between nodes"),
 )
+"""Ensembles, their members, meshes, and where their processes are."""
 KERNELS_OF_A_SLICE = 29
 """Operations of the layer's backward pass on each slice of the features, counted (WGD, Cauchy, rank 5)."""
 SMALL, LARGE = 8, 2**24
@@ -201,7 +201,7 @@ def on_paper() -> list[dict[str, Any]]:
         network(torch.empty(1, 3, 224, 224))
     forward, activations = counter.get_total_flops(), sum(kept)
     rows = []
-    for name, n, (M, D), row_link, column_link in PLANS:
+    for name, n, (M, D), where in PLANS:
         s = Sizes.of(recipe.method, recipe.model, (3, 224, 224), n, recipe.batch, 1000)
         here, examples = math.ceil(n / M), math.ceil(s.B / D)
         features, logits = 4 * n * examples * s.H, 4 * n * examples * s.C
@@ -211,8 +211,8 @@ def on_paper() -> list[dict[str, Any]]:
             "members": 3 * forward * here * examples / GPU["FLOP/s"],
             "head of all": 6 * n * examples * s.H * s.C / GPU["FLOP/s"],
             "layer": math.ceil(features / 4 / 2**16) * KERNELS_OF_A_SLICE * GPU["s a kernel"],
-            "gather": gathered / GPU[row_link],
-            "gradients": (averaged + head) / GPU[column_link],
+            "gather": gathered / GPU[where],
+            "gradients": (averaged + head) / GPU[where],
         }
         # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; features as gathered,
         # the layer's copy and two gradients; logits, their logarithms and gradients.
