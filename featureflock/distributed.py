@@ -19,6 +19,7 @@ Shapes: n members, B examples in a batch, M × D processes.
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,6 +248,7 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     store, rank, _ = next(rendezvous("env://"))
     patience = timedelta(seconds=shape.timeout)
     store.set_timeout(patience)
+    store = _fresh_part(store, rank, processes, shape.timeout)
     store.set(f"featureflock/who/{rank}", f"rank {rank} on {socket.gethostname()} (process {os.getpid()})")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
@@ -263,6 +265,30 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
         raise missing from error
     finally:
         dist.destroy_process_group()
+
+
+def _fresh_part(store: Any, rank: int, processes: int, timeout: float) -> Any:
+    """A part of the store that only these processes know.
+
+    torchrun keeps one store for all its restarts, with the addresses of processes that have ended. So the first process
+    hands a new name to each that asks under a new name of its own, until all have said that they have it.
+    """
+    own, deadline = uuid.uuid4().hex, time.monotonic() + timeout
+    if rank > 0:
+        store.set(f"featureflock/asks/{rank}", own)
+        given = store.get(f"featureflock/given/{own}").decode()
+        store.set(f"featureflock/has/{given}/{rank}", "")
+        return dist.PrefixStore(given, store)  # type: ignore[attr-defined]
+    others = set(range(1, processes))
+    while others:
+        for r in [r for r in others if store.check([f"featureflock/asks/{r}"])]:
+            asking = store.get(f"featureflock/asks/{r}").decode()
+            store.set(f"featureflock/given/{asking}", own)  # perhaps to one that has ended: ask again next time
+        others = {r for r in others if not store.check([f"featureflock/has/{own}/{r}"])}
+        if others and time.monotonic() > deadline:
+            raise Missing(f"No answer within {timeout:g} s from rank {', '.join(map(str, sorted(others)))}.")
+        time.sleep(0.02 if others else 0)
+    return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
 
 
 def _who_is_missing(error: RuntimeError, store: Any, rank: int, processes: int, timeout: float) -> Missing | None:
