@@ -6,7 +6,7 @@ In float64, so that nothing but rounding may differ; 5 members and batches of 11
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,8 @@ def test_one_process_is_the_mesh_1_by_1():
         assert str(mesh) == "1 × 1"
         assert mesh.is_first
         assert mesh.share == 1
-    wrong = pytest.raises(ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun")
+    wrong = pytest.raises(
+        ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun"
+    )
     with wrong, joined(MeshShape(2)):
         pass
