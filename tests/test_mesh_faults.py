@@ -1,4 +1,4 @@
-"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said of it, once, and how the rest goes on."""
+"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said, once, and how it goes on."""
 
 import json
 import os
