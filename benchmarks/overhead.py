@@ -8,19 +8,17 @@ per cent from one step to the next, more than what is looked for.
                     features that depend on each): what is left is the layer, the heads, the loss, the optimiser. The
                     difference of a method from Deep Ensembles, over a whole step of Deep Ensembles
 
-    python benchmarks/overhead.py [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only overhead [--quick] [--full] [--json FILE]
 """
 
-import argparse
 import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from measuring import Worker, progress, ratios, row, seconds, table, write_json
+from measuring import Worker, progress, ratios, row, seconds
 from torch import Tensor, nn
 
 from featureflock.memory import keeping_memory
@@ -33,17 +31,6 @@ from featureflock.training.state import fresh_state
 SEED, BATCH, CLASSES = 0, 128, 10
 LIMITS = {FeatureWGD: (0.01, 0.03), FunctionWGD: (0.01, 0.03), WeightWGD: (0.1, 0.1)}
 """Wanted of WRN-16-4 × 10 and of WRN-10-1 × 5."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few members and rounds, not compiled")
-    parser.add_argument("--full", action="store_true", help="whole steps of WRN-16-4 × 10 too")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    args = parser.parse_args()
-    rows = measure("quick" if args.quick else "full" if args.full else "usual")
-    print(table(rows))
-    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
@@ -145,7 +132,3 @@ def _step(method: Method, network: WRN, members: int, engine: Engine, light: boo
             optimiser.step()
 
     return step
-
-
-if __name__ == "__main__":
-    main()

@@ -6,34 +6,21 @@
 Each has a process of its own, and they take turns; a piece of work is one batch. Both have the same weights, with
 running statistics that are not those of initialisation; the largest difference of a probability is measured too.
 
-    python benchmarks/prediction.py [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only prediction [--quick] [--full] [--json FILE]
 """
 
-import argparse
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Worker, progress, ratios, row, table, write_json
+from measuring import Worker, progress, ratios, row
 from torch import Tensor
 
 import featureflock as ff
 from featureflock.models import WRN
 
 SEED, BATCH = 0, 256
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest network, one round, not compiled")
-    parser.add_argument("--full", action="store_true", help="more rounds")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    args = parser.parse_args()
-    rows = measure("quick" if args.quick else "full" if args.full else "usual")
-    print(table(rows))
-    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
@@ -89,7 +76,3 @@ def _ours(turn: Callable[[], None], network: WRN, members: int, compile: bool) -
     while True:
         fast.predict(x)
         turn()
-
-
-if __name__ == "__main__":
-    main()

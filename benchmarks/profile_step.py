@@ -28,6 +28,7 @@ SEED, BATCH = 0, 128
 KINDS: dict[str, Callable[[str], bool]] = {
     "convolutions, forward": lambda name: name in ("aten::mkldnn_convolution", "aten::convolution_overrideable"),
     "their gradients, by PyTorch": lambda name: name == "aten::convolution_backward",
+    "convolutions and gradients of their inputs, Winograd's form": lambda name: name == "featureflock::winograd",
     "gradients of weights, by our kernel": lambda name: name == "featureflock::weight_gradient",
     "BatchNorm, ReLU, sums": lambda name: (
         name.startswith("## Call Compiled")

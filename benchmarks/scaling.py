@@ -8,19 +8,17 @@ Within a round all take turns; medians over rounds. The processor's time in one 
 least; memory is kept as `featureflock train` keeps it. Without that, each member's activations are fresh memory in
 every step, and the more of it the slower the system hands it out.
 
-    python benchmarks/scaling.py [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only scaling [--quick] [--full] [--json FILE]
 """
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import ratios, row, table, write_json
+from measuring import ratios, row
 
 import featureflock as ff
 from featureflock.memory import keeping_memory
@@ -31,17 +29,6 @@ from featureflock.training.engine import set_up
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 64
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few members, one round")
-    parser.add_argument("--full", action="store_true", help="more rounds, wider members, and d up to a million")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    args = parser.parse_args()
-    rows = measure("quick" if args.quick else "full" if args.full else "usual")
-    print(table(rows))
-    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": 1, "rows": rows})
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
@@ -130,7 +117,3 @@ def _step(method: Method, network: CNN, members: int) -> Callable[[], None]:
         state.optimisers[0].step()
 
     return step
-
-
-if __name__ == "__main__":
-    main()

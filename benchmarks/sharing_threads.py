@@ -8,10 +8,9 @@ Feature-WGD steps of the same members, in turns:
 
 Times of processes over those of one process; all channels_last and compiled.
 
-    python benchmarks/sharing_threads.py [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only threads [--quick] [--full] [--json FILE]
 """
 
-import argparse
 import os
 import random
 import socket
@@ -19,11 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from measuring import Worker, progress, ratios, row, table, write_json
+from measuring import Worker, progress, ratios, row
 
 from featureflock.distributed import joined
 from featureflock.memory import keeping_memory
@@ -37,17 +35,6 @@ SEED, BATCH = 0, 128
 T = TypeVar("T")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest network, one round, not compiled")
-    parser.add_argument("--full", action="store_true", help="WRN-16-4 too")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    args = parser.parse_args()
-    rows = measure("quick" if args.quick else "full" if args.full else "usual")
-    print(table(rows))
-    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
-
-
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
         return _compare(WRN(10, 1), 1, 1, False)
@@ -57,13 +44,14 @@ def measure(scale: str) -> list[dict[str, Any]]:
 
 def _compare(network: WRN, for_each: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
-    members = for_each * threads
+    processes = max(2, threads)
+    members = for_each * processes
     progress(f"  WRN-{network.depth}-{network.width} × {members}")
     port = _free_port()
     ways = {
         "one process": [Worker(_train, network, members, threads, compile, 0, 1, port)],
         "processes": _at_once(
-            [partial(Worker, _train, network, members, 1, compile, r, threads, port) for r in range(threads)]
+            [partial(Worker, _train, network, members, 1, compile, r, processes, port) for r in range(processes)]
         ),
     }
     taken: dict[str, list[float]] = {way: [] for way in ways}
@@ -75,7 +63,7 @@ def _compare(network: WRN, for_each: int, rounds: int, compile: bool) -> list[di
     for workers in ways.values():
         for worker in workers:
             worker.close()
-    name = f"WRN-{network.depth}-{network.width} × {members}: {threads} processes over one, time"
+    name = f"WRN-{network.depth}-{network.width} × {members}: {processes} processes over one, time"
     return [row(name, ratios(taken["processes"], taken["one process"]), seconds=taken)]
 
 
@@ -112,7 +100,3 @@ def _train(
             ens.average_gradients()
             state.optimisers[0].step()
             turn()
-
-
-if __name__ == "__main__":
-    main()

@@ -11,10 +11,9 @@
 Each has a process of its own, and they take turns: a round is a step of each. Ratios are taken within a round, then
 their median over rounds. Rates count products (2 for each multiply-add): forward, and twice that backward.
 
-    python benchmarks/throughput.py [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only throughput [--quick] [--full] [--json FILE]
 """
 
-import argparse
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import Worker, progress, ratios, row, seconds, table, write_json
+from measuring import Worker, progress, ratios, row, seconds
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -39,17 +38,6 @@ from featureflock.training import Engine, Recipe, Reporter, train
 
 SEED, BATCH, PICTURES = 0, 128, 10_000
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest network, one round, not compiled")
-    parser.add_argument("--full", action="store_true", help="more members and rounds")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    args = parser.parse_args()
-    rows = measure("quick" if args.quick else "full" if args.full else "usual")
-    print(table(rows))
-    write_json(args.json, {"seeds": [SEED], "batch": BATCH, "threads": torch.get_num_threads(), "rows": rows})
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
@@ -202,7 +190,3 @@ def _peak(turn: Callable[[], None], peak_products: float) -> None:
     while True:
         best()
         turn()
-
-
-if __name__ == "__main__":
-    main()

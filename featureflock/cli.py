@@ -1,4 +1,4 @@
-"""The command line: featureflock data | train | evaluate | report | predict | demo.
+"""The command line: featureflock data | train | evaluate | report | reproduce | predict | demo.
 
 Commands are imported when they are called for, and PyTorch with them.
 """
@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "train an ensemble by a recipe, resumable to the bit",
     "evaluate": "all metrics of trained runs, clean, corrupted and unfamiliar, and how they compare",
     "report": "one page about trained runs, with tables and figures",
+    "reproduce": "a table of the paper, trained, measured, and beside the paper's numbers",
     "predict": "what a trained run says of a picture, and how sure it is",
     "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
 }
@@ -77,7 +78,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _help() -> str:
-    lines = [f"  featureflock {name:<8} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  featureflock {name:<9} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "featureflock: ensembles of neural networks whose members are kept apart in feature space.",

@@ -17,6 +17,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
     "script",
     [
         "transport.py",
+        "communication.py",
         "engine.py",
         "methods.py",
         "to_accuracy.py",

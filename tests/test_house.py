@@ -60,6 +60,20 @@ def test_the_code_in_the_page_on_evaluation_runs(tmp_path, monkeypatch):
     assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
 
 
+def test_the_code_in_the_page_on_scaling_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), flags=re.S)
+    torch.manual_seed(0)
+    names = {
+        "make_extractor": lambda: nn.Linear(64, 32),
+        "make_head": lambda: nn.Linear(32, 10),
+        "loader": [(torch.randn(16, 64), torch.randint(10, (16,))) for _ in range(3)],
+    }
+    exec(block, names)
+    x = names["loader"][0][0]
+    assert torch.equal(ff.load("my-ensemble").predict(x), names["ens"].predict(x))
+
+
 def test_the_code_in_the_page_on_methods_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), flags=re.S)
     torch.manual_seed(0)
@@ -105,6 +119,10 @@ def test_figures_in_the_readme_are_those_in_results():
         ("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", "redundancy", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
         ("docs/speed.md", "to-accuracy", "to_accuracy.json", "to_accuracy", "rows"),
+        ("docs/scaling.md", "communication-counted", "benchmark_communication.json", "communication", "counted"),
+        ("docs/scaling.md", "communication-settings", "benchmark_communication.json", "communication", "settings"),
+        ("docs/scaling.md", "communication-times", "benchmark_communication.json", "measuring", "times"),
+        ("docs/scaling.md", "communication-on-paper", "benchmark_communication.json", "communication", "on_paper"),
     ],
 )
 def test_tables_in_the_documents_are_those_in_results(page, marker, results, script, key, monkeypatch):

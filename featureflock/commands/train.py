@@ -153,7 +153,7 @@ def _to_compare(name: str, flags: list[str], method: str) -> str:
     for word in flags:
         if word.startswith("--"):
             flag = word.removeprefix("--").split("=")[0]
-            dropping = flag.split(".")[0] in ("method", "out", "resume")
+            dropping = flag.split(".")[0] in ("method", "mesh", "out", "resume")
         if not dropping:
             kept.append(word)
     return shlex.join(["featureflock", "train", name, *kept, "--method", method])

@@ -91,7 +91,9 @@ def _train(
     state = fresh_state(recipe, setup.prepare(ens.shard(mesh)))
     with ExitStack() as stack:
         mesh.on_first(lambda: stack.enter_context(run.locked()))
-        mesh.on_first(lambda: run.check(description, resume))  # again: another process may have begun meanwhile
+        finished = mesh.on_first(lambda: run.check(description, resume))  # again: others may have begun meanwhile
+        if finished is not None:
+            return finished
         notes = mesh.first_then_all(lambda: _go_on(run, state, facts))
         if int(mesh.world.largest(torch.tensor(state.step))) != state.step:
             raise ValueError(f"{run} must be in a folder that all hosts share; here its checkpoint is not to be found.")

@@ -33,6 +33,10 @@ except ImportError:  # Windows, where a folder is not locked
 _LAST = ("epoch", "step", "loss", "cross_entropy", "accuracy")
 
 
+class Busy(ValueError):
+    """Another process is training this run."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -92,7 +96,7 @@ class RunFolder:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise ValueError(f"{self} is being trained by another process; wait for it, or stop it.") from error
+                    raise Busy(f"{self} is being trained by another process; wait for it, or stop it.") from error
             yield
 
     def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:
