@@ -35,6 +35,7 @@ from featureflock.launched import is_first
 
 T = TypeVar("T")
 
+
 @dataclass(frozen=True)
 class MeshShape:
     """How many processes share the work, in two directions; `torchrun` starts them."""

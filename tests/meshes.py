@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-
 PRELOADED = ["featureflock.commands.train", "sklearn.datasets", "torch._dynamo", "torch.utils.flop_counter"]
 
 

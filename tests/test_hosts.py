@@ -26,7 +26,10 @@ def hosts() -> Iterator[list[tuple[str, str, str]]]:
     if shutil.which("ip") is None:
         pytest.skip("There is no ip command, from the package iproute2, to make network namespaces with.")
     number = os.getpid()
-    made = [(f"flock{number}{letter}", f"f{number}{letter}", address) for letter, address in zip("ab", ADDRESSES)]
+    made = [
+        (f"flock{number}{letter}", f"f{number}{letter}", address)
+        for letter, address in zip("ab", ADDRESSES, strict=True)
+    ]
     names = [name for name, _, _ in made]
     try:
         try:

@@ -6,7 +6,7 @@ In float64, so that nothing but rounding may differ; 5 members and batches of 11
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,7 @@ def measured(run: Path) -> list[dict[str, Any]]:
 
 def on_axes() -> None:
     """What the axes do, in a mesh of 3 × 1: five rows in three parts."""
+    torch.manual_seed(0)
     whole = torch.arange(10.0).view(5, 2)
     with joined(MeshShape(timeout=30)) as mesh:
         axis, rank = mesh.members, mesh.world.rank
@@ -230,9 +231,9 @@ def on_axes() -> None:
         assert axis.largest(torch.tensor([rank, -rank])).tolist() == [2, 0]
         assert mesh.on_first(lambda: rank) == 0
         with mesh.own_random_numbers():
-            drawn = [torch.rand(()).mul(1e6).int().item() for _ in range(rank + 1)][0]
-        assert len(set(axis.each(drawn))) == 3
-        assert len(set(axis.each(torch.rand(()).mul(1e6).int().item()))) == 1
+            drawn = torch.randint(2**40, (rank + 1,))  # of another length each
+        assert len(set(axis.each(int(drawn[0])))) == 3
+        assert len(set(axis.each(int(torch.randint(2**40, ()))))) == 1
         collected = mesh.collect({f"of {rank}": own, "of all": torch.tensor([True]), "scalar": torch.tensor(rank)})
         if mesh.is_first:
             assert_close(torch.cat([collected[f"of {r}"] for r in range(3)]), whole)
@@ -251,8 +252,8 @@ def test_parts_are_a_partition_as_equal_as_can_be(count, size):
     for rank in range(size):
         axis = Axis()
         axis.size, axis.rank = size, rank
-        parts.append(list(range(count))[axis.part(count)])
-    assert sum(parts, []) == list(range(count))
+        parts.append(torch.arange(count)[axis.part(count)])
+    assert torch.equal(torch.cat(parts), torch.arange(count))
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
@@ -264,6 +265,8 @@ def test_one_process_is_the_mesh_1_by_1():
         assert str(mesh) == "1 × 1"
         assert mesh.is_first
         assert mesh.share == 1
-    wrong = pytest.raises(ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun")
+    wrong = pytest.raises(
+        ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun"
+    )
     with wrong, joined(MeshShape(2)):
         pass

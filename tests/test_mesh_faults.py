@@ -1,4 +1,4 @@
-"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said of it, once, and how the rest goes on."""
+"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said, once, and how it goes on."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from featureflock.methods import FeatureWGD
 from featureflock.training import RECIPES, Engine, Stopped, launching, train
 from featureflock.training.checkpoint import read_newest
 from featureflock.training.loop import _Loop
+from featureflock.training.run_folder import RunFolder
 
 LONG = ("train", "digits", "--members", "3", "--epochs", "20", "--checkpoint-minutes", "0.002")
 
@@ -166,6 +167,20 @@ def test_what_is_started_again_before_its_first_checkpoint_begins_anew(tmp_path,
     reporter = Remember()
     train(SHORT, tmp_path / "run", reporter=reporter)
     assert reporter.notes[0] == "There is no checkpoint yet: starting from the beginning."
+
+
+def leave_a_worker(run: Path) -> None:
+    """End without leaving the folder in order, while a process that was forked meanwhile lives on."""
+    with RunFolder(run).locked():
+        if os.fork() == 0:
+            time.sleep(30)
+        os._exit(0)
+
+
+def test_a_killed_process_whose_workers_live_on_has_left_the_folder(tmp_path):
+    assert finish(start(1, tmp_path / "said", leave_a_worker, tmp_path / "run")) == [0]
+    with RunFolder(tmp_path / "run").locked():
+        pass
 
 
 def descendants(pid: int) -> Iterator[int]:

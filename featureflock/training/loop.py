@@ -61,7 +61,7 @@ def train(
     Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
     """
     with joined(engine.mesh) as mesh:
-        # What torchrun starts again goes on with what it had begun; of several hosts, one may have had to be waited for.
+        # What torchrun starts again goes on with what it had begun. A host whose own were well does not count it.
         resume = resume or bool(mesh.world.largest(torch.tensor(int(is_restarted()))))
         reporter = reporter if mesh.is_first else Reporter()
         return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)

@@ -91,6 +91,8 @@ class RunFolder:
             raise OSError(f"{self} cannot be made ({error.strerror}); give a folder for the run elsewhere.") from error
         with open(self.path / ".lock", "ab") as file:
             if fcntl is not None:
+                # Processes that are forked to read data may outlive this one, and must not keep it locked.
+                os.register_at_fork(after_in_child=file.close)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
