@@ -10,10 +10,12 @@ One that has lost the others ends in silence if another one has said why; or els
 number any more.
 """
 
+import hashlib
 import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -33,6 +35,31 @@ class Elsewhere(SystemExit):
 
 class Missing(ConnectionError):
     """Other processes did not answer."""
+
+
+def new_round(store: Any, rank: int, processes: int, timeout: float) -> str:
+    """A name that only the processes that are being started now have in common, to put in front of all they write.
+
+    A launcher's store outlives those that it starts again, and what these left there, such as their addresses, must not
+    be taken for that of the new ones. Each has a new name; the first makes a list of all names, again if it was too
+    early and took an old one, until each has found its own in the same list.
+    """
+    mine, deadline = uuid.uuid4().hex, time.monotonic() + timeout
+    store.set(f"featureflock/name/{rank}", mine)
+    while time.monotonic() < deadline:
+        keys = [f"featureflock/name/{r}" for r in range(processes)]
+        if rank == 0 and store.check(keys):
+            store.set("featureflock/names", " ".join(store.get(key).decode() for key in keys))
+        names = store.get("featureflock/names").decode() if store.check(["featureflock/names"]) else ""
+        if names and names.split()[rank : rank + 1] == [mine]:
+            name = f"featureflock/{hashlib.sha256(names.encode()).hexdigest()}"
+            store.set(f"{name}/found/{rank}", "")
+            if rank == 0 and store.check([f"{name}/found/{r}" for r in range(processes)]):
+                store.set(f"{name}/agreed", "")
+            if store.check([f"{name}/agreed"]):
+                return name
+        time.sleep(0.05)
+    raise Missing(f"Not all of the {processes} processes have come within {timeout:g} s.")
 
 
 @contextmanager
