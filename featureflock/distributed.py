@@ -235,7 +235,7 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     patience = timedelta(seconds=shape.timeout)
     (store, rank, _), (sign, _, _) = (next(rendezvous("env://", timeout=patience)) for _ in range(2))
     this_round = new_round(store, rank, processes, shape.timeout)
-    store, sign = dist.PrefixStore(this_round, store), dist.PrefixStore(this_round, sign)
+    store, sign = (dist.PrefixStore(this_round, each) for each in (store, sign))  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         with in_contact(store, sign, rank, processes, shape.timeout):
