@@ -5,7 +5,9 @@ In float64, so that nothing but rounding may differ; 5 members and batches of 11
 
 import json
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from meshes import finish, host, start
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from featureflock.contact import new_round
 from featureflock.data import OwnData
 from featureflock.distributed import ALONE, Axis, MeshShape, joined
 from featureflock.methods import (
@@ -257,6 +260,22 @@ def test_parts_are_a_partition_as_equal_as_can_be(count, size):
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_those_who_are_started_again_agree_on_what_those_before_did_not_know(late):
+    """Also if one of them comes late, and the others find its predecessor's name first."""
+    store = host()
+
+    def come(rank: int, delay: float) -> str:
+        time.sleep(delay)
+        return new_round(store, rank, 3, timeout=20)
+
+    with ThreadPoolExecutor(3) as pool:
+        before = list(pool.map(come, range(3), [0.0] * 3))
+        after = list(pool.map(come, range(3), [0.3 * (rank == late) for rank in range(3)]))
+    assert len(set(before)) == len(set(after)) == 1
+    assert before != after
 
 
 def test_one_process_is_the_mesh_1_by_1():
