@@ -14,10 +14,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
@@ -33,6 +36,30 @@ class Elsewhere(SystemExit):
 
 class Missing(ConnectionError):
     """Other processes did not answer."""
+
+
+def fresh_part(stores: Sequence[Any], rank: int, processes: int, timeout: float) -> list[Any]:
+    """A part of the store, in each connection to it, that only these processes know.
+
+    torchrun keeps one store for all its restarts, with the addresses of processes that have ended. So the first process
+    hands a new name to each that asks under a new name of its own, until all have said that they have it.
+    """
+    store, own, deadline = stores[0], uuid.uuid4().hex, time.monotonic() + timeout
+    if rank > 0:
+        store.set(f"featureflock/asks/{rank}", own)
+        given = store.get(f"featureflock/given/{own}").decode()
+        store.set(f"featureflock/has/{given}/{rank}", "")
+        return [PrefixStore(given, each) for each in stores]
+    others = set(range(1, processes))
+    while others:
+        for r in [r for r in others if store.check([f"featureflock/asks/{r}"])]:
+            asking = store.get(f"featureflock/asks/{r}").decode()
+            store.set(f"featureflock/given/{asking}", own)  # perhaps to one that has ended: ask again next time
+        others = {r for r in others if not store.check([f"featureflock/has/{own}/{r}"])}
+        if others and time.monotonic() > deadline:
+            raise Missing(f"No answer within {timeout:g} s from rank {', '.join(map(str, sorted(others)))}.")
+        time.sleep(0.02 if others else 0)
+    return [PrefixStore(own, each) for each in stores]
 
 
 @contextmanager
