@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,13 +205,15 @@ def test_torchrun_starts_a_killed_group_again_and_it_ends_with_the_same_bits(tmp
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         wait_for(lambda: newest_step(run) >= 30 or process.poll() is not None)
         os.kill(rank_0_of(process.pid), signal.SIGKILL)
         text, errors = process.communicate(timeout=100)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors
     assert text.count("Going on after step") == 1
     assert text.count("epoch 20/20") == 1
