@@ -10,16 +10,17 @@ One that has lost the others ends in silence if another one has said why; or els
 number any more.
 """
 
-import hashlib
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 _BEAT = 1.0
 """Seconds between two signs of life."""
@@ -37,29 +38,28 @@ class Missing(ConnectionError):
     """Other processes did not answer."""
 
 
-def new_round(store: Any, rank: int, processes: int, timeout: float) -> str:
-    """A name that only the processes that are being started now have in common, to put in front of all they write.
+def fresh_part(stores: Sequence[Any], rank: int, processes: int, timeout: float) -> list[Any]:
+    """A part of the store, in each connection to it, that only these processes know.
 
-    A launcher's store outlives those that it starts again, and what these left there, such as their addresses, must not
-    be taken for that of the new ones. Each has a new name; the first makes a list of all names, again if it was too
-    early and took an old one, until each has found its own in the same list.
+    torchrun keeps one store for all its restarts, with the addresses of processes that have ended. So the first process
+    hands a new name to each that asks under a new name of its own, until all have said that they have it.
     """
-    mine, deadline = uuid.uuid4().hex, time.monotonic() + timeout
-    store.set(f"featureflock/name/{rank}", mine)
-    while time.monotonic() < deadline:
-        keys = [f"featureflock/name/{r}" for r in range(processes)]
-        if rank == 0 and store.check(keys):
-            store.set("featureflock/names", " ".join(store.get(key).decode() for key in keys))
-        names = store.get("featureflock/names").decode() if store.check(["featureflock/names"]) else ""
-        if names and names.split()[rank : rank + 1] == [mine]:
-            name = f"featureflock/{hashlib.sha256(names.encode()).hexdigest()}"
-            store.set(f"{name}/found/{rank}", "")
-            if rank == 0 and store.check([f"{name}/found/{r}" for r in range(processes)]):
-                store.set(f"{name}/agreed", "")
-            if store.check([f"{name}/agreed"]):
-                return name
-        time.sleep(0.05)
-    raise Missing(f"Not all of the {processes} processes have come within {timeout:g} s.")
+    store, own, deadline = stores[0], uuid.uuid4().hex, time.monotonic() + timeout
+    if rank > 0:
+        store.set(f"featureflock/asks/{rank}", own)
+        given = store.get(f"featureflock/given/{own}").decode()
+        store.set(f"featureflock/has/{given}/{rank}", "")
+        return [PrefixStore(given, each) for each in stores]
+    others = set(range(1, processes))
+    while others:
+        for r in [r for r in others if store.check([f"featureflock/asks/{r}"])]:
+            asking = store.get(f"featureflock/asks/{r}").decode()
+            store.set(f"featureflock/given/{asking}", own)  # perhaps to one that has ended: ask again next time
+        others = {r for r in others if not store.check([f"featureflock/has/{own}/{r}"])}
+        if others and time.monotonic() > deadline:
+            raise Missing(f"No answer within {timeout:g} s from rank {', '.join(map(str, sorted(others)))}.")
+        time.sleep(0.02 if others else 0)
+    return [PrefixStore(own, each) for each in stores]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from featureflock.contact import Elsewhere, in_contact, new_round
+from featureflock.contact import Elsewhere, fresh_part, in_contact
 from featureflock.launched import is_first
 
 T = TypeVar("T")
@@ -234,8 +234,7 @@ def joined(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
         return
     patience = timedelta(seconds=shape.timeout)
     (store, rank, _), (sign, _, _) = (next(rendezvous("env://", timeout=patience)) for _ in range(2))
-    this_round = new_round(store, rank, processes, shape.timeout)
-    store, sign = (dist.PrefixStore(this_round, each) for each in (store, sign))  # type: ignore[attr-defined]
+    store, sign = fresh_part([store, sign], rank, processes, shape.timeout)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         with in_contact(store, sign, rank, processes, shape.timeout):
