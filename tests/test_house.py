@@ -119,6 +119,8 @@ def test_figures_in_the_readme_are_those_in_results():
         ("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", "redundancy", "rows"),
         ("docs/decisions.md", "corruptions", "benchmark_corruptions.json", "corruptions", "rows"),
         ("docs/speed.md", "to-accuracy", "to_accuracy.json", "to_accuracy", "rows"),
+        ("docs/speed.md", "bench", "bench.json", "measuring", "rows"),
+        ("docs/speed.md", "profile", "bench_profile.json", "profile_step", "rows"),
         ("docs/scaling.md", "communication-counted", "benchmark_communication.json", "communication", "counted"),
         ("docs/scaling.md", "communication-settings", "benchmark_communication.json", "communication", "settings"),
         ("docs/scaling.md", "communication-times", "benchmark_communication.json", "measuring", "times"),
