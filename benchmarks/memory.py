@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featureflock as ff
+from featureflock.memory import keeping_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, Method
 from featureflock.models import WRN
 from featureflock.running import Run
@@ -167,8 +168,8 @@ def _time_ratios(setting: Setting, rounds: int) -> list[float]:
     ensemble, step = _training(setting, setting.members, "sequential")
     runs: tuple[Run, Run] = "sequential", "low_memory"
     seconds = []
-    for _ in range(rounds + 1):
-        for run in runs:
+    with keeping_memory():  # as in training
+        for run in (rounds + 1) * runs:
             ensemble.run = run
             start = time.process_time()
             step()

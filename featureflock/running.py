@@ -4,13 +4,15 @@ Shapes: n members.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 Run = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
@@ -92,20 +94,59 @@ def _recomputed(module: nn.Module, state: State, x: Any) -> Tensor:
     """As `_plain`, but nothing inside is kept for the backward pass, which computes it again.
 
     The second time, the module starts from copies of the buffers as they were before the first: running statistics
-    move once, and whatever depends on buffers comes out the same. `checkpoint` restores the random numbers.
+    move once, and whatever depends on buffers comes out the same. So do random numbers.
     """
-    before = {name: b.detach().clone() for name, b in module.named_buffers()}
-    first = True
-
-    def call(x: Any) -> Tensor:
-        nonlocal first
-        if first:
-            first = False
-            return _plain(module, state, x)
-        return _plain(module, state | {name: b.clone() for name, b in before.items()}, x)
-
-    out: Tensor = checkpoint(call, x, use_reentrant=False)
+    leaves, tree = tree_flatten((state, x))
+    own = [p for name, p in module.named_parameters() if p.requires_grad and name not in state]
+    again = _Again(module, leaves, tree, {name: b.detach().clone() for name, b in module.named_buffers()}, own)
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    out: Tensor = _Recomputed.apply(again, *wanted, *own)  # type: ignore[no-untyped-call]
     return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """A call, and all that it takes to make it a second time."""
+
+    module: nn.Module
+    leaves: list[Any]
+    tree: TreeSpec
+    buffers: State
+    own: list[nn.Parameter]
+
+    def first(self) -> Tensor:
+        return _plain(self.module, *tree_unflatten(self.leaves, self.tree))
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of what the call gave, with respect to those inputs that want them, then to the module's own parameters."""
+        inner, wanted = [], []
+        for leaf in self.leaves:
+            wants = isinstance(leaf, Tensor) and leaf.requires_grad
+            inner.append(leaf.detach().requires_grad_() if wants else leaf)
+            wanted += inner[-1:] * wants
+        state, x = tree_unflatten(inner, self.tree)
+        with torch.enable_grad():
+            out = _plain(self.module, state | {name: b.clone() for name, b in self.buffers.items()}, x)
+        return torch.autograd.grad(out, [*wanted, *self.own], grad, allow_unused=True)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, again: _Again, *inputs: Tensor) -> Tensor:
+        device = next((t.device for t in (*inputs, *again.leaves) if isinstance(t, Tensor)), torch.device("cpu"))
+        ctx.again, ctx.gpus = again, [device] if device.type == "cuda" else []
+        ctx.random = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in ctx.gpus]
+        ctx.autocast = device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
+        return again.first()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.random.fork_rng(ctx.gpus), torch.autocast(*ctx.autocast):
+            torch.set_rng_state(ctx.random[0])
+            for gpu, state in zip(ctx.gpus, ctx.random[1], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            return (None, *ctx.again.gradients(grad))
 
 
 def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: Tensor | Sequence[Any]) -> Tensor:

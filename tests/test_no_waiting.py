@@ -10,6 +10,7 @@ import torch
 from short_runs import METHODS
 
 from featureflock.data import Draw, InMemory, Scale
+from featureflock.distributed import ALONE
 from featureflock.models import CNN
 from featureflock.training import Recipe, Setup
 from featureflock.training.loop import _Loop
@@ -34,7 +35,7 @@ def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
             seed=0,
             train_size=100,
         )
-    loop = _Loop(recipe, None, SETUP, None, {}, None, fresh_state(recipe, ens), None, None)
+    loop = _Loop(recipe, None, SETUP, None, {}, None, fresh_state(recipe, ens), None, None, ALONE)
     pictures = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
     scale = Scale((0.5,) * 3, (0.2,) * 3)
     examples = InMemory(pictures, torch.zeros(40, dtype=torch.long), scale=scale, padding=2, flip=True)
