@@ -99,6 +99,14 @@ def test_a_stage_is_its_equation_and_starts_by_handing_its_inputs_on():
     assert_close(net(pictures(2).double()), features)
 
 
+@pytest.mark.parametrize(
+    ("widths", "shape"), [((32, 64, 128), (3, 32, 32)), ((8, 16, 24, 32), (1, 8, 16)), ((8,), (2, 2, 2))], ids=str
+)
+def test_features_have_the_size_that_it_says(widths, shape):
+    extractor = FastCNN(widths).extractor(shape)
+    assert extractor(torch.randn(4, *shape)).shape == (4, extractor.feature_dim) == (4, widths[-1])
+
+
 def test_a_run_whitens_by_its_training_pictures_and_all_members_alike():
     recipe = replace(SHORT, model=FastCNN((8, 16)), subset=None)
     splits = recipe.data.load()

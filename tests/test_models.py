@@ -88,9 +88,6 @@ def test_has_the_published_number_of_parameters(arch, classes, count):
         (CNN(), (1, 8, 8), 128),
         (CNN(), (1, 8, 16), 128),
         (CNN(8), (1, 28, 28), 32),
-        (FastCNN(), (3, 32, 32), 128),
-        (FastCNN((8, 16, 24, 32)), (1, 8, 16), 32),
-        (FastCNN((8,)), (2, 2, 2), 8),
     ],
     ids=str,
 )
