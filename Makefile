@@ -1,5 +1,5 @@
 # make demo   train and compare ensembles on embedded data; prints a table, writes featureflock-demo/
-# make test   linters, types and tests
+# make test   linters, types and tests; make coverage says which lines they reach, and takes longer
 # make bench  speed and memory, as ratios measured side by side, in minutes; FULL=1 for the large settings; writes bench.json
 # Each sets itself up in .venv first.
 
@@ -7,7 +7,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test bench clean
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test coverage bench clean
 
 demo: $(READY)
 	$(BIN)/featureflock demo
@@ -16,7 +18,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --cov=featureflock --cov-report=term-missing:skip-covered
+	$(PYTEST)
+
+coverage: $(READY)
+	$(PYTEST) --cov=featureflock --cov-report=term-missing:skip-covered
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py $(if $(FULL),--full) --json bench.json
