@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from measuring import write_json
-from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.ensemble import Ensemble, evaluating
+from featureflock.ensemble import Ensemble
 from featureflock.evaluation.runs import read_run
 from featureflock.models import CNN
 from featureflock.training import RECIPES, Engine, train
+from featureflock.training.building import forward_flop
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _row(folder: Path, at: float) -> dict[str, Any]:
     run = read_run(folder)
     ens, result = run.load_ensemble(), run.result
-    each = forward_flop(ens, tuple(run.folder.read("inputs.json")["shape"]))
+    each = member_flop(ens, tuple(run.folder.read("inputs.json")["shape"]))
     seen, spent = 0, []
     for line in run.curves:
         seen += round(line["images_per_second"] * line["seconds"])
@@ -87,12 +87,10 @@ def _row(folder: Path, at: float) -> dict[str, Any]:
     }
 
 
-def forward_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
+def member_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
     """Operations of one member's forward pass on one example, with its head."""
     head = ens.head[0] if isinstance(ens.head, torch.nn.ModuleList) else ens.head
-    with torch.no_grad(), evaluating(ens), FlopCounterMode(display=False) as counter:
-        head(ens.extractors[0](torch.zeros(1, *shape)))
-    return counter.get_total_flops()
+    return forward_flop(torch.nn.Sequential(ens.extractors[0], head), torch.zeros(1, *shape))
 
 
 def _quick_runs(folder: Path) -> list[Path]:

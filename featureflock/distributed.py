@@ -129,12 +129,12 @@ class Mesh:
     def average(self, tensors: Sequence[Tensor], *, among_all: bool = False) -> None:
         """Σ_d (B_d/B) x_d in place of each x: over the processes with other examples; or over all, also those with
         other members, which have the same up to rounding."""
-        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for x in tensors:
-            groups.setdefault((x.dtype, x.device), []).append(x)
         axis, weight = (self.world, self.share / self.members.size) if among_all else (self.data, self.share)
         if axis.size == 1:
             return
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for x in tensors:
+            groups.setdefault((x.dtype, x.device), []).append(x)
         for same in groups.values():
             flat = torch.cat([x.reshape(-1) for x in same])
             pieces = axis.sum(flat.mul_(weight)).split([x.numel() for x in same])

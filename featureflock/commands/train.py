@@ -194,8 +194,7 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     shown: list[Reporter] = [Bar(console) if console.is_terminal else Lines(console)]
     if has_tensorboard() and is_first():
         shown.append(Board(out / "tensorboard"))
-    members = recipe.method.usual_members if recipe.members is None else recipe.members
-    plan = f"{_current(recipe, 'method')}, members: {members}, epochs: {recipe.epochs}"
+    plan = f"{_current(recipe, 'method')}, members: {recipe.size}, epochs: {recipe.epochs}"
     console.print(f"{name}: {plan}, in {out}", soft_wrap=True)
     result = train(recipe, out, engine=options.engine, resume=options.resume, reporter=Several(*shown))
     test = result["test"]

@@ -5,22 +5,18 @@ from dataclasses import replace
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.models import WRN
 from featureflock.priors import Cauchy
-from featureflock.recipes.study import CLEAN, Row, Study, laptop
+from featureflock.recipes.study import CLEAN, Row, Study, laptop, printed
 from featureflock.training import RECIPES, Recipe
 
 _BASE = RECIPES["cifar100-wrn16x4"].recipe
 
 
-def _of(values: str) -> dict[str, str]:
-    return dict(zip(CLEAN, values.split(), strict=True))
-
-
 PRIORS = Study(
     "feature-WGD with three priors",
     (
-        Row("Normal", RECIPES["cifar100-wrn16x4-normal"].recipe, _of("82.7 0.628 0.245 0.017")),
-        Row("Cauchy", _BASE, _of("82.9 0.624 0.243 0.017")),
-        Row("Uniform", RECIPES["cifar100-wrn16x4-uniform"].recipe, _of("82.1 0.634 0.251 0.020")),
+        Row("Normal", RECIPES["cifar100-wrn16x4-normal"].recipe, printed(CLEAN, "82.7 | 0.628 | 0.245 | 0.017")),
+        Row("Cauchy", _BASE, printed(CLEAN, "82.9 | 0.624 | 0.243 | 0.017")),
+        Row("Uniform", RECIPES["cifar100-wrn16x4-uniform"].recipe, printed(CLEAN, "82.1 | 0.634 | 0.251 | 0.020")),
     ),
     CLEAN,
     seeds=5,
@@ -29,8 +25,12 @@ PRIORS = Study(
 FEATURE_MAP = Study(
     "one network with and without the prior on features",
     (
-        Row("Single", replace(_BASE, method=Single(), members=1), _of("77.4 0.835 0.316 0.030")),
-        Row("feature-MAP", replace(_BASE, method=FeatureMAP(), members=1), _of("77.6 0.883 0.318 0.044")),
+        Row("Single", replace(_BASE, method=Single(), members=1), printed(CLEAN, "77.4 | 0.835 | 0.316 | 0.030")),
+        Row(
+            "feature-MAP",
+            replace(_BASE, method=FeatureMAP(), members=1),
+            printed(CLEAN, "77.6 | 0.883 | 0.318 | 0.044"),
+        ),
     ),
     CLEAN,
     seeds=5,

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import CIFAR10 as CIFAR10Data
 from featureflock.data import CIFAR100, ImageFolder
 from featureflock.models import Architecture
 from featureflock.training import Recipe
+from featureflock.training.building import forward_flop
 
 _SIZES = {CIFAR10Data: (50_000, (3, 32, 32)), CIFAR100: (50_000, (3, 32, 32)), ImageFolder: (1_281_167, (3, 224, 224))}
 _A100, _CORES = 312e12 * 0.3, 60e9
@@ -33,16 +32,13 @@ def training_flop(recipe: Recipe) -> float:
     if type(recipe.data) not in _SIZES:
         return 0.0
     examples, shape = _SIZES[type(recipe.data)]
-    members = recipe.method.usual_members if recipe.members is None else recipe.members
-    return 3.0 * _forward(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * members
+    return 3.0 * _forward(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * recipe.size
 
 
 @lru_cache
 def _forward(model: Architecture, shape: tuple[int, ...]) -> int:
-    with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network: nn.Module = model.extractor(shape)
-        network.eval()(torch.zeros(1, *shape))
-    return int(counter.get_total_flops())
+    with torch.random.fork_rng():
+        return forward_flop(model.extractor(shape), torch.zeros(1, *shape))
 
 
 def _duration(seconds: float) -> str:

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 from featureflock.methods import ADP, DICE, DeepEnsembles, Single
-from featureflock.recipes.study import CLEAN, CORRUPTED, Row, Study, laptop
+from featureflock.recipes.study import CLEAN, CORRUPTED, Row, Study, laptop, printed
 from featureflock.training import RECIPES, Recipe
 
 _COLUMNS = (*CLEAN, *CORRUPTED)
 _IMAGENET = RECIPES["imagenet-resnet50"].recipe
-
-
-def _of(values: str) -> dict[str, str]:
-    return dict(zip(_COLUMNS, values.split(), strict=True))
 
 
 IMAGENET = Study(
@@ -20,14 +16,14 @@ IMAGENET = Study(
         Row(
             "Single",
             replace(_IMAGENET, method=Single(), members=1),
-            _of("75.7 0.954 0.338 0.018 37.7 3.235 0.738 0.021"),
+            printed(_COLUMNS, "75.7 | 0.954 | 0.338 | 0.018 | 37.7 | 3.235 | 0.738 | 0.021"),
         ),
         Row(
             "Deep Ensembles",
             replace(_IMAGENET, method=DeepEnsembles()),
-            _of("78.0 0.853 0.309 0.019 40.9 3.011 0.706 0.015"),
+            printed(_COLUMNS, "78.0 | 0.853 | 0.309 | 0.019 | 40.9 | 3.011 | 0.706 | 0.015"),
         ),
-        Row("feature-WGD", _IMAGENET, _of("78.0 0.859 0.309 0.015 42.4 2.923 0.693 0.018")),
+        Row("feature-WGD", _IMAGENET, printed(_COLUMNS, "78.0 | 0.859 | 0.309 | 0.015 | 42.4 | 2.923 | 0.693 | 0.018")),
     ),
     _COLUMNS,
     seeds=1,

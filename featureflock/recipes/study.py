@@ -6,7 +6,7 @@ A row's recipe is the paper's. Two functions make it smaller:
     laptop    real CIFAR-10 and small networks, for hours on two cores
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,13 +32,18 @@ class Row:
     """What the paper prints, by metric; accuracies in %."""
 
 
+def printed(columns: Sequence[str], numbers: str) -> dict[str, str]:
+    """A row of the paper, by metric; its numbers stand between bars."""
+    return dict(zip(columns, (number.strip() for number in numbers.split("|")), strict=True))
+
+
 def laptop(recipe: Recipe) -> Recipe:
     """WRN-10 a quarter as wide, half of the members, 10,000 pictures of CIFAR-10, 8 epochs."""
     return replace(
         recipe,
         data=CIFAR10(),
         model=WRN(10, max(1, _width(recipe) // 4)),
-        members=max(_members(recipe) // 2, min(_members(recipe), 2)),
+        members=max(recipe.size // 2, min(recipe.size, 2)),
         subset=10_000,
         epochs=8,
         decay_epochs=(5, 7),
@@ -53,7 +58,7 @@ def smoke(recipe: Recipe) -> Recipe:
         recipe,
         data=Digits(),
         model=CNN(_width(recipe)),
-        members=min(4, _members(recipe)),
+        members=min(4, recipe.size),
         subset=200,
         epochs=2,
         decay_epochs=(),
@@ -97,7 +102,3 @@ class Study:
 
 def _width(recipe: Recipe) -> int:
     return recipe.model.width if isinstance(recipe.model, WRN) else 2
-
-
-def _members(recipe: Recipe) -> int:
-    return recipe.method.usual_members if recipe.members is None else recipe.members

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Examples, Splits, permutation
-from featureflock.ensemble import Ensemble
+from featureflock.ensemble import Ensemble, evaluating
 from featureflock.training.recipe import Recipe
 
 SAMPLE = 3
@@ -46,9 +46,11 @@ def multiplications(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
     if not len(x):  # none of them can be read; the loop will say so
         return 0.0
-    extractor = ens.extractors[0]
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        extractor.eval()(x)
-    extractor.train()
-    one: float = counter.get_total_flops() / 2
-    return 3 * one * len(ens) * len(examples) * recipe.epochs
+    return 3 * forward_flop(ens.extractors[0], x) / 2 * len(ens) * len(examples) * recipe.epochs
+
+
+def forward_flop(network: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of the products in one forward pass, two for each multiplication."""
+    with torch.no_grad(), evaluating(network), FlopCounterMode(display=False) as counter:
+        network(x)
+    return int(counter.get_total_flops())

@@ -24,12 +24,11 @@ from featureflock.training.recipe import Recipe
 
 def best_processes(recipe: Recipe, engine: Engine) -> int:
     """How many processes would train fastest, where nothing was said of it."""
-    members = recipe.method.usual_members if recipe.members is None else recipe.members
-    processes = math.gcd(members, torch.get_num_threads())
+    processes = math.gcd(recipe.size, torch.get_num_threads())
     said = is_launched() or engine.mesh != MeshShape() or engine.run != "sequential"
     if processes == 1 or said or engine.device not in ("auto", "cpu") or torch.cuda.is_available():
         return 1
-    splits = recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
+    splits = recipe.splits()
     if not isinstance(splits.train, InMemory):  # each process would read all files
         return 1
     ens = build(recipe, splits)

@@ -75,9 +75,7 @@ def _train(
     if finished is not None:
         reporter.note(f"{run} is finished already.")
         return finished
-    splits = mesh.first_then_all(
-        lambda: recipe.data.load().divided(validation=recipe.validation, subset=recipe.subset, seed=recipe.split_seed)
-    )
+    splits = mesh.first_then_all(recipe.splits)
     taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
     _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featureflock.data import DataSet, Digits, content_digest
+from featureflock.data import DataSet, Digits, Splits, content_digest
 from featureflock.methods import FeatureWGD, Method
 from featureflock.models import MLP, Architecture
 
@@ -103,6 +103,15 @@ class Recipe:
             raise ValueError(f"Seeds go from 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
         if self.validation < 0 or (self.subset is not None and self.subset < 1):
             raise ValueError(f"subset and validation count examples; got {self.subset} and {self.validation}.")
+
+    @property
+    def size(self) -> int:
+        """How many members it trains: `members`, or the method's usual number."""
+        return self.method.usual_members if self.members is None else self.members
+
+    def splits(self) -> Splits:
+        """Its data, divided as it says."""
+        return self.data.load().divided(validation=self.validation, subset=self.subset, seed=self.split_seed)
 
     def learning_rate_of(self, epoch: float) -> float:
         """η at so many epochs from the start, whole or not."""
