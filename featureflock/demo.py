@@ -1,11 +1,8 @@
 """The demo: five ways to train an ensemble on two-view digits, compared over several seeds.
 
 For every seed, all methods see the same pictures in the same order and start from the same extractors. What drives a
-member's prediction is measured by blanking halves: with ŷ the class that it predicts on the whole picture,
-
-    Δ_left = max(0, log p(ŷ | whole) − log p(ŷ | left half blank)),    left share = Δ_left / (Δ_left + Δ_right)
-
-and views differ between members by the mean |left share_i − left share_j| over pairs and pictures.
+member's prediction is measured by blanking halves: the share of the left one, and how much members differ in it by
+picture, are those of evaluation/views.py.
 
 Shapes: n members, B pictures, C classes.
 """
@@ -24,6 +21,7 @@ from torch import Tensor, nn
 
 from featureflock.data import TwoViewDigits, two_view_digits
 from featureflock.ensemble import Ensemble
+from featureflock.evaluation import first_view_share, view_difference_by_input
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Method, Single
 from featureflock.priors import Cauchy, Uniform
 
@@ -91,11 +89,9 @@ def run(name: str, seed: int, settings: Settings) -> Outcome:
     ens = train(METHODS[name], data, seed, 1 if name == "Single" else settings.members, settings.epochs)
     logits = {test: _logits(ens, x) for test, x in data.x_test.items()}
     share = left_share(logits)
-    pairs = list(combinations(range(len(ens)), 2))
-    difference = sum(float((share[i] - share[j]).abs().mean()) for i, j in pairs) / max(1, len(pairs))
     first = [int((data.y_test == digit).nonzero()[0]) for digit in range(10)]
     scores = {test: score(logits[test], data.y_test) for test in logits}
-    return Outcome(name, seed, scores, difference, share[:, first].tolist())
+    return Outcome(name, seed, scores, view_difference_by_input(share), share[:, first].tolist())
 
 
 def train(method: Method, data: TwoViewDigits, seed: int, members: int, epochs: int) -> Ensemble:
@@ -128,11 +124,7 @@ def score(logits_nbc: Tensor, labels_b: Tensor) -> dict[str, float]:
 
 def left_share(logits: dict[str, Tensor]) -> Tensor:
     """(n, B): how much of each member's prediction on the clean picture the left half drives."""
-    predicted = logits["clean"].argmax(-1, keepdim=True)
-    log_p = {test: logits[test].log_softmax(-1).gather(-1, predicted).squeeze(-1) for test in logits}
-    left = (log_p["clean"] - log_p["left blank"]).clamp_min(1e-6)
-    right = (log_p["clean"] - log_p["right blank"]).clamp_min(1e-6)
-    return left / (left + right)
+    return first_view_share(*(logits[test].log_softmax(-1) for test in ("clean", "right blank", "left blank")))
 
 
 def _extractor() -> nn.Module:

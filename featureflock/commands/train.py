@@ -17,7 +17,7 @@ from rich.table import Table
 from featureflock import methods, models, priors, rules
 from featureflock.commands.terminal import make_console
 from featureflock.contact import Elsewhere
-from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, Dominoes, FashionMNIST, ImageFolder
 from featureflock.hints import unknown
 from featureflock.launched import is_first
 from featureflock.training import RECIPES, Bar, Board, Engine, Lines, Recipe, Reporter, Several, train
@@ -32,6 +32,7 @@ PARTS: dict[str, dict[str, type]] = {
         "cifar100": CIFAR100,
         "mnist": MNIST,
         "fashion-mnist": FashionMNIST,
+        "dominoes": Dominoes,
         "image-folder": ImageFolder,
     },
     "model": {

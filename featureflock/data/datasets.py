@@ -19,6 +19,7 @@ from featureflock.data.published import SETS
 from featureflock.data.randomness import permutation
 from featureflock.data.streamed import from_dataset
 from featureflock.data.two_view_digits import two_view_digits
+from featureflock.data.views import View
 
 _VALIDATION, _SUBSET = 1, 2
 """Which random numbers are for what."""
@@ -34,6 +35,8 @@ class Splits:
     validation: Examples | None = None
     names: tuple[str, ...] = ()
     """Of the classes, where they have any."""
+    views: tuple[View, ...] = ()
+    """Parts of the inputs each of which tells the class, where there are such."""
 
     def divided(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """With `validation` examples held out of the training set, and of the rest only `subset` kept.
@@ -72,7 +75,8 @@ class Digits(DataSet):
         if self.views == 2:
             pairs = two_view_digits()
             x_train, x_test = ((16 * x).to(torch.uint8)[:, None] for x in (pairs.x_train, pairs.x_test["clean"]))
-            return _digits(x_train, pairs.y_train, x_test, pairs.y_test)
+            halves = (View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16)))
+            return replace(_digits(x_train, pairs.y_train, x_test, pairs.y_test), views=halves)
         from sklearn.datasets import load_digits  # takes a second, which other data need not wait for
 
         images, labels = load_digits(return_X_y=True)

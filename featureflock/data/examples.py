@@ -61,16 +61,39 @@ class Examples(ABC):
 
 @dataclass(frozen=True)
 class Scale:
-    """(x − mean) / deviation for each channel, in the units of x."""
+    """(x − mean) / deviation for each channel, in the units of x.
+
+    One number for each of C channels; or k of them, k · C in all, for pictures of k parts of the same height: first
+    those of all channels of the uppermost part.
+    """
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        shape = (-1, *(1,) * (x.ndim - 2))
-        mean, deviation = (torch.tensor(v).to(x.device, non_blocking=True) for v in (self.mean, self.deviation))
-        factor = 1 / deviation.view(shape)
-        return x.float().mul(factor).sub_(mean.view(shape) * factor)
+        shape = tuple(x.shape[1:])
+        mean, deviation = (_spread(v, shape).to(x.device, non_blocking=True) for v in (self.mean, self.deviation))
+        factor = 1 / deviation
+        return x.float().mul(factor).sub_(mean * factor)
+
+    def zero(self, shape: tuple[int, ...]) -> Tensor:
+        """The input (C, …) that becomes all zeros."""
+        return _spread(self.mean, shape).expand(shape)
+
+    def above(self, other: "Scale") -> "Scale":
+        """For pictures whose upper half is scaled by this one and whose lower half by another."""
+        return Scale((*self.mean, *other.mean), (*self.deviation, *other.deviation))
+
+
+def _spread(values: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
+    """One number for each channel as (C, 1, …), or for each channel and row (C, H, 1), where parts differ."""
+    channels, *size = shape
+    parts = len(values) // channels if size else 1
+    if parts <= 1:
+        return torch.tensor(values).view(-1, *(1,) * len(size))
+    if parts * channels != len(values) or size[0] % parts:
+        raise ValueError(f"A scale of {len(values)} numbers does not fit inputs of shape {shape}.")
+    return torch.tensor(values).view(parts, channels).T.repeat_interleave(size[0] // parts, 1)[..., None]
 
 
 def as_numbers(x: Tensor, scale: Scale | None) -> Tensor:

@@ -38,6 +38,12 @@ from featureflock.evaluation.metrics import (
 )
 from featureflock.evaluation.ood import Detection, OutOfDistribution, detection, out_of_distribution
 from featureflock.evaluation.redundancy import conditional_redundancy
+from featureflock.evaluation.views import (
+    covered_views,
+    first_view_share,
+    view_difference_by_input,
+    view_difference_on_average,
+)
 
 __all__ = [
     "Calibrated",
@@ -64,12 +70,14 @@ __all__ = [
     "cam_similarity_matrix",
     "class_activation_maps",
     "conditional_redundancy",
+    "covered_views",
     "deep_ensemble_equivalent",
     "detection",
     "disagreement",
     "ece",
     "empty_share",
     "evaluate",
+    "first_view_share",
     "fit_temperature",
     "mean",
     "mean_scores",
@@ -84,4 +92,6 @@ __all__ = [
     "risk_coverage",
     "scores",
     "tempered",
+    "view_difference_by_input",
+    "view_difference_on_average",
 ]

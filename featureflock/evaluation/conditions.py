@@ -1,4 +1,5 @@
-"""What an ensemble is tested on: the clean test set, its 15 corruptions × 5 severities, and unfamiliar inputs."""
+"""What an ensemble is tested on: the clean test set, single views of it, its 15 corruptions × 5 severities, and
+unfamiliar inputs."""
 
 import contextlib
 import json
@@ -14,7 +15,7 @@ from featureflock.corruptions import CORRUPTIONS, SEVERITIES, Name, corrupt, fro
 from featureflock.corruptions.corrupting import known as known_corruption
 from featureflock.corruptions.making import ALGORITHM
 from featureflock.corruptions.sets import CorruptedSet, read_manifest
-from featureflock.data import Examples, InMemory, Splits, Streamed
+from featureflock.data import Examples, InMemory, Splits, Streamed, View, only_view
 from featureflock.data.cache import cache_folder, load, look_up
 from featureflock.data.examples import take
 from featureflock.data.folders import PictureFiles, read_classes
@@ -29,6 +30,7 @@ _CHOICE = 3
 """Which random numbers are for what, as in data/datasets.py."""
 NOISE = "noise"
 _UNFAMILIAR = "unfamiliar-"
+_ONLY = "only-"
 _MOST_UNFAMILIAR = 10_000
 
 
@@ -69,7 +71,7 @@ class Condition:
     """One test set."""
 
     name: str
-    """As its file of predictions is called: clean, fog-3, unfamiliar-mnist."""
+    """As its file of predictions is called: clean, fog-3, unfamiliar-mnist, only-left."""
     identity: str
     """What tells whether two conditions of one name are the same."""
     positions: Tensor
@@ -85,7 +87,12 @@ class Condition:
 
     @property
     def is_corrupted(self) -> bool:
-        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar
+        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar and self.view is None
+
+    @property
+    def view(self) -> str | None:
+        """The only view that is left, where that is what it is about."""
+        return self.name.removeprefix(_ONLY) if self.name.startswith(_ONLY) else None
 
 
 def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
@@ -98,6 +105,18 @@ def validation(splits: Splits) -> Condition | None:
     if held_out is None:
         return None
     return Condition(VALIDATION, held_out.identity(), torch.arange(len(held_out)), held_out.select)
+
+
+def single_views(splits: Splits, protocol: Protocol = Protocol()) -> Iterator[Condition]:
+    """The clean test set with everything blank but one view, for each of the views that the data have."""
+    test = splits.test
+    if not splits.views:
+        return
+    if not isinstance(test, InMemory) or len(test.shape) != 3:
+        raise ValueError("Views are parts of pictures (C, H, W) in memory; these data say that they have some.")
+    for view in splits.views:
+        identity = f"{test.identity()} {view}"
+        yield Condition(f"{_ONLY}{view.name}", identity, _chosen(test, protocol), partial(_only, test, view))
 
 
 def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str], None]) -> Iterator[Condition]:
@@ -214,6 +233,10 @@ def _imagenet_c(
         source = "Corrupted pictures: files in the tree of ImageNet-C."
         yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select, source)
     say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
+
+
+def _only(test: InMemory, view: View, positions: Tensor) -> InMemory:
+    return only_view(test.select(positions), view)
 
 
 def _made(test: InMemory, corruption: Name, severity: int, positions: Tensor) -> InMemory:

@@ -68,6 +68,7 @@ def evaluate(
     splits, name = _splits(trained, data)
     conditions = [
         test_sets.clean(splits, protocol),
+        *test_sets.single_views(splits, protocol),
         *test_sets.corrupted(splits, name, protocol, say),
         *test_sets.unfamiliar(splits, name, protocol),
     ]

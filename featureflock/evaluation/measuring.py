@@ -1,6 +1,6 @@
 """All metrics of a run, from its predictions, and what several runs have in common.
 
-    results["runs"]      one entry a run: clean, corrupted, unfamiliar, and `summary` with a number for each metric
+    results["runs"]      one entry a run: clean, views, corrupted, unfamiliar, and `summary`, a number for each metric
     results["settings"]  one entry for runs that differ by their seed alone: mean ± sd of each number of the summary,
                          and the differences from Deep Ensembles, paired by seed
 
@@ -37,6 +37,12 @@ from featureflock.evaluation.metrics import (
 from featureflock.evaluation.ood import out_of_distribution
 from featureflock.evaluation.predictions import Predictions, read
 from featureflock.evaluation.runs import Setting, TrainedRun, differing
+from featureflock.evaluation.views import (
+    covered_views,
+    first_view_share,
+    view_difference_by_input,
+    view_difference_on_average,
+)
 from featureflock.methods import DeepEnsembles
 
 _WINDOWS = 5
@@ -56,12 +62,15 @@ def measure_run(
     probs = clean.log_probs.double().exp()
     corrupted: dict[str, dict[str, Any]] = {}
     unfamiliar: dict[str, Any] = {}
+    views: dict[str, Predictions] = {}
     for condition in conditions[1:]:
         there = read(run, condition)
         if condition.is_unfamiliar:
             found = out_of_distribution(probs, there.log_probs.double().exp())
             kind = condition.name.removeprefix("unfamiliar-")
             unfamiliar[kind] = {measure: part._asdict() for measure, part in found._asdict().items()}
+        elif condition.view is not None:
+            views[condition.view] = there
         else:
             corruption, _, severity = condition.name.rpartition("-")
             corrupted.setdefault(corruption, {})[severity] = _scored(there)
@@ -72,6 +81,8 @@ def measure_run(
         "members": len(clean.log_probs),
         "clean": _scored(clean) | _in_detail(clean),
     }
+    if views:
+        entry["views"] = _views(clean, views)
     if corrupted:
         entry["corrupted"] = corrupted
         entry["corrupted_mean"] = _mean_over_sets(corrupted)
@@ -168,6 +179,26 @@ def _in_detail(clean: Predictions) -> dict[str, Any]:
     return detail
 
 
+def _views(clean: Predictions, views: Mapping[str, Predictions]) -> dict[str, Any]:
+    """What is left with one view only and, of two views, which one drives each member."""
+    only: dict[str, dict[str, Any]] = {
+        name: {
+            "raw": scores(average(part.log_probs), part.labels)._asdict(),
+            "member_accuracy": member_accuracy(part.log_probs.double().exp(), part.labels),
+        }
+        for name, part in views.items()
+    }
+    whole = member_accuracy(clean.log_probs.double().exp(), clean.labels)
+    by_view = [part["member_accuracy"] for part in only.values()]
+    found: dict[str, Any] = {"only": only, "covered": covered_views(whole, by_view, clean.log_probs.shape[-1])}
+    if len(views) == 2:
+        share_nb = first_view_share(clean.log_probs, *(part.log_probs for part in views.values()))
+        found["member_share"] = share_nb.mean(1).tolist()
+        found["difference_by_input"] = view_difference_by_input(share_nb)
+        found["difference_on_average"] = view_difference_on_average(share_nb)
+    return found
+
+
 def _by_size(clean: Predictions) -> dict[str, Any]:
     """Scores of ensembles of the first 1, 2, …, n members in a circle: the mean over up to 5 places to start at."""
     n = len(clean.log_probs)
@@ -192,12 +223,29 @@ def _summary(entry: dict[str, Any]) -> dict[str, float]:
         summary |= {f"raw_corrupted_{key}": of_sets["raw"][key] for key in ("nll", "brier", "ece")}
     summary["member_accuracy"] = mean(clean["member_accuracy"]).mean
     summary |= clean.get("diversity", {})
+    summary |= _views_summary(entry.get("views"))
     for which, key in (("clean", "map_similarity"), ("corrupted", "corrupted_map_similarity")):
         if which in entry.get("maps", {}):
             summary[key] = entry["maps"][which]["similarity"]
     for name, measures in entry.get("unfamiliar", {}).items():
         summary |= {f"auroc_{name}": measures["entropy"]["auroc"]}
     return summary
+
+
+def _views_summary(views: dict[str, Any] | None) -> dict[str, float]:
+    """`<view>_share` is of the first view."""
+    if views is None:
+        return {}
+    found: dict[str, float] = {}
+    for view, part in views["only"].items():
+        found[f"only_{view}_accuracy"] = part["raw"]["accuracy"]
+        found[f"only_{view}_member_accuracy"] = mean(part["member_accuracy"]).mean
+        found[f"only_{view}_best_member_accuracy"] = max(part["member_accuracy"])
+    found["covered_views"] = float(sum(views["covered"]))
+    if "member_share" in views:
+        found[f"{next(iter(views['only']))}_share"] = mean(views["member_share"]).mean
+        found |= {f"view_{key}": views[key] for key in ("difference_by_input", "difference_on_average")}
+    return found
 
 
 def _mean_over_sets(corrupted: dict[str, dict[str, Any]]) -> dict[str, Any]:
