@@ -82,7 +82,7 @@ def measure_run(
         "clean": _scored(clean) | _in_detail(clean),
     }
     if views:
-        entry["views"] = _views(clean, views)
+        entry["views"] = views_of(clean, views)
     if corrupted:
         entry["corrupted"] = corrupted
         entry["corrupted_mean"] = _mean_over_sets(corrupted)
@@ -179,7 +179,7 @@ def _in_detail(clean: Predictions) -> dict[str, Any]:
     return detail
 
 
-def _views(clean: Predictions, views: Mapping[str, Predictions]) -> dict[str, Any]:
+def views_of(clean: Predictions, views: Mapping[str, Predictions]) -> dict[str, Any]:
     """What is left with one view only and, of two views, which one drives each member."""
     only: dict[str, dict[str, Any]] = {
         name: {

@@ -2,9 +2,11 @@
 
 from featureflock.recipes.ablations import FEATURE_MAP, PRIORS, RANK, WIDTH
 from featureflock.recipes.cifar import CIFAR10, CIFAR100
+from featureflock.recipes.dominoes import DOMINOES
 from featureflock.recipes.others import ADP_DICE, IMAGENET
 from featureflock.recipes.reproducing import Cell, Outcome, Shard, cells, reproduce
 from featureflock.recipes.study import Row, Scale, Study
+from featureflock.recipes.two_views import TWO_VIEWS
 
 STUDIES: dict[str, Study] = {
     "cifar10": CIFAR10,
@@ -15,6 +17,8 @@ STUDIES: dict[str, Study] = {
     "feature-map": FEATURE_MAP,
     "width": WIDTH,
     "rank": RANK,
+    "two-views": TWO_VIEWS,
+    "dominoes": DOMINOES,
 }
 """By the names that the command line knows them by."""
 

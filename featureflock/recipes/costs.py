@@ -6,12 +6,17 @@ from functools import lru_cache
 import torch
 
 from featureflock.data import CIFAR10 as CIFAR10Data
-from featureflock.data import CIFAR100, ImageFolder
+from featureflock.data import CIFAR100, Dominoes, ImageFolder
 from featureflock.models import Architecture
 from featureflock.training import Recipe
 from featureflock.training.building import forward_flop
 
-_SIZES = {CIFAR10Data: (50_000, (3, 32, 32)), CIFAR100: (50_000, (3, 32, 32)), ImageFolder: (1_281_167, (3, 224, 224))}
+_SIZES = {
+    CIFAR10Data: (50_000, (3, 32, 32)),
+    CIFAR100: (50_000, (3, 32, 32)),
+    Dominoes: (50_000, (3, 64, 32)),
+    ImageFolder: (1_281_167, (3, 224, 224)),
+}
 _A100, _CORES = 312e12 * 0.3, 60e9
 """FLOP a second: an A100's peak in bfloat16 at an assumed 30 %; two cores of a CPU with AVX2, as measured here."""
 

@@ -79,9 +79,13 @@ class Study:
     """That the paper has."""
     laptop: Callable[[Recipe], Recipe] = laptop
     """How a recipe is made smaller for two cores, where the usual way would lose what the study is about."""
+    smoke: Callable[[Recipe], Recipe] = smoke
+    """The same for seconds."""
+    laptop_examples: int | None = 2_000
+    """Test examples of a laptop; None for all."""
 
     def recipe(self, row: Row, scale: Scale, seed: int) -> Recipe:
-        small = {"smoke": smoke, "laptop": self.laptop}
+        small = {"smoke": self.smoke, "laptop": self.laptop}
         return replace(small[scale](row.recipe) if scale in small else row.recipe, seed=seed)
 
     def seeds_at(self, scale: Scale) -> int:
@@ -97,7 +101,7 @@ class Study:
         if scale == "smoke":
             few = ("gaussian_noise", "contrast") if corrupted else ()
             return replace(everything, examples=100, corruptions=few, severities=(1, 5), maps=min(maps, 20))
-        return replace(everything, examples=2_000) if scale == "laptop" else everything
+        return replace(everything, examples=self.laptop_examples) if scale == "laptop" else everything
 
 
 def _width(recipe: Recipe) -> int:
