@@ -1,5 +1,5 @@
-"""Does prior, subspace or length of training change which view of dominoes members rely on? Asked of pairs that are held
-out of the training pairs, never of the test set; one seed.
+"""Does prior, subspace or length of training change which view of dominoes members rely on? Asked of pairs that are
+held out of the training pairs, never of the test set; one seed.
 
 python benchmarks/search_views.py search results/dominoes_search.json
 """
