@@ -190,7 +190,8 @@ def views_of(clean: Predictions, views: Mapping[str, Predictions]) -> dict[str, 
     }
     whole = member_accuracy(clean.log_probs.double().exp(), clean.labels)
     by_view = [part["member_accuracy"] for part in only.values()]
-    found: dict[str, Any] = {"only": only, "covered": covered_views(whole, by_view, clean.log_probs.shape[-1])}
+    classes = clean.log_probs.shape[-1]
+    found: dict[str, Any] = {"only": only, "chance": 1 / classes, "covered": covered_views(whole, by_view, classes)}
     if len(views) == 2:
         share_nb = first_view_share(clean.log_probs, *(part.log_probs for part in views.values()))
         found["member_share"] = share_nb.mean(1).tolist()

@@ -17,6 +17,7 @@ from featureflock.report.settings import Shown, shown_settings
 from featureflock.report.sources import facts, sources
 from featureflock.report.summary import sentences, tiles
 from featureflock.report.svg import COLOURS
+from featureflock.report.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
 
@@ -52,7 +53,7 @@ def page(evaluation: Evaluation) -> str:
         sign=lambda style: sign(style, line=False),
         colour=lambda style: f"c{style % COLOURS}",
         symbols=tables.SYMBOLS,
-        style=Markup((_HERE / "style.css").read_text("utf-8")),
+        style=Markup("".join((_HERE / name).read_text("utf-8") for name in ("figures.css", "style.css"))),
         script=Markup((_HERE / "script.js").read_text("utf-8")),
     )
     return html.lstrip()
@@ -73,6 +74,7 @@ def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
         ),
         Section("size", "By ensemble size", [figures.by_size(settings)]),
         Section("members", "Members", [figures.member_accuracies(settings), members if several else None]),
+        Section("views", "Which view members use", [view_figure(settings), *view_tables(results)]),
         Section("looking", "Where members look", [map_grid(evaluation, settings), figures.map_similarity(settings)]),
         Section("disagreement", "Where members disagree", [disputes(evaluation, settings)]),
         Section("calibration", "Calibration", [figures.reliability(settings), uncalibrated]),
@@ -109,6 +111,8 @@ def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     if corrupted:
         found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}"))
     for condition in evaluation.conditions[1:]:
+        if condition.view is not None:
+            found.append((condition.name.replace("-", " ", 1), "the same with all else blank: the mean of training"))
         if condition.is_unfamiliar:
             found.append((condition.name.replace("-", " ", 1), f"{len(condition.positions):,} inputs"))
     return found

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -12,6 +13,7 @@ from featureflock.report import svg
 from featureflock.report.settings import Shown
 from featureflock.report.svg import Plot, Span, tag
 
+_HERE = Path(__file__).parent
 WIDTH, HEIGHT = 360, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 30, 42
 
@@ -151,6 +153,21 @@ def box_of(values: Sequence[float]) -> Box:
         return Box(*[values[0]] * 5)
     first, median, third = statistics.quantiles(values, n=4, method="inclusive")
     return Box(min(values), first, median, third, max(values))
+
+
+def alone(figure: Figure, across: int = 3, high: float = HEIGHT) -> str:
+    """A figure as an SVG file that needs no page, its panels side by side, as right in light as in dark."""
+    columns = min(across, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    wide, tall = columns * figure.natural, rows * high
+    parts = [tag("title", figure.title), tag("style", Markup((_HERE / "figures.css").read_text("utf-8")))]
+    parts.append(tag("rect", width=wide, height=tall, style="fill: var(--paper)"))
+    for k, panel in enumerate(figure.panels):
+        place = {"x": (k % columns) * figure.natural, "y": k // columns * high}
+        parts.append(tag("svg", panel, width=figure.natural, height=high, **place))
+    view, space = f"0 0 {wide:g} {tall:g}", "http://www.w3.org/2000/svg"
+    whole = tag("svg", *parts, xmlns=space, role="img", font_family="sans-serif", width=wide, height=tall, viewBox=view)
+    return f"{whole}\n"
 
 
 def heading(title: str) -> Markup:

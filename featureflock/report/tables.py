@@ -135,12 +135,23 @@ def comparison(results: dict[str, Any]) -> Table:
     return Table("comparison", title, tuple(heads), with_best(heads, rows), note)
 
 
-def differences(results: dict[str, Any]) -> Table | None:
+def averages(name: str, title: str, results: dict[str, Any], columns: Sequence[Column]) -> Table:
+    """One row a setting, of those columns that are known."""
+    settings = results["settings"]
+    known = [c for c in columns if _known(settings, c)]
+    heads = [Head("Method", numeric=False), *map(_head, known)]
+    rows = [[_name(k, s), *_means(s, known)] for k, s in _each(settings)]
+    return Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings))
+
+
+def differences(
+    results: dict[str, Any], columns: Sequence[Column] = (*CLEAN, *CORRUPTED), name: str = "differences"
+) -> Table | None:
     """From Deep Ensembles, paired by seed; None if there is nothing to compare."""
     compared = [(k, s) for k, s in _each(results["settings"]) if s.get("differences")]
     if not compared:
         return None
-    columns = [c for c in (*CLEAN, *CORRUPTED) if any(c.key in s["differences"] for _, s in compared)]
+    columns = [c for c in columns if any(c.key in s["differences"] for _, s in compared)]
     heads = [Head("Method", numeric=False), *map(_head, columns)]
     rows = [[_name(k, s), *(_difference(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
     shared = [next(iter(s["differences"].values()))["seeds"] for _, s in compared]
@@ -162,22 +173,15 @@ def differences(results: dict[str, Any]) -> Table | None:
         note += f" The recipes differ in more than the method: {', '.join(others)}."
     titles = dict.fromkeys(s["against"] for _, s in compared)
     title = f"Differences from {in_words(titles)}"
-    return Table("differences", title, tuple(heads), tuple(map(tuple, rows)), note)
+    return Table(name, title, tuple(heads), tuple(map(tuple, rows)), note)
 
 
 def details(results: dict[str, Any]) -> list[Table]:
     """Metrics without calibration, and what is known of the members."""
-    settings = results["settings"]
-    tables = []
-    for name, title, columns in (
-        ("uncalibrated", "Without calibration", UNCALIBRATED),
-        ("members-table", "Members and their diversity", MEMBERS),
-    ):
-        known = [c for c in columns if _known(settings, c)]
-        heads = [Head("Method", numeric=False), *map(_head, known)]
-        rows = [[_name(k, s), *_means(s, known)] for k, s in _each(settings)]
-        tables.append(Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings)))
-    return tables
+    return [
+        averages("uncalibrated", "Without calibration", results, UNCALIBRATED),
+        averages("members-table", "Members and their diversity", results, MEMBERS),
+    ]
 
 
 def verdict(column: Column, difference: dict[str, Any]) -> Verdict:

@@ -7,14 +7,22 @@ from featureflock.evaluation.evaluating import Evaluation
 from featureflock.files import write_atomically
 from featureflock.report.formats import latex, latex_text, markdown
 from featureflock.report.page import page
+from featureflock.report.panels import alone
+from featureflock.report.settings import shown_settings
 from featureflock.report.tables import comparison, differences
+from featureflock.report.views import view_figure
 from featureflock.version import __version__
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> Path:
-    """Write the page report.html, results.json, table.md and table.tex into a folder; gives the page's path."""
-    html = page(evaluation).encode()
+    """Write the page report.html, results.json, table.md and table.tex into a folder; gives the page's path.
+
+    For data with two views also views.svg, the figure of them.
+    """
+    html, views = page(evaluation).encode(), view_figure(shown_settings(evaluation))
     write_tables(evaluation, folder)
+    if views is not None:
+        _write(folder / "views.svg", alone(views).encode())
     path = folder / "report.html"
     _write(path, html)
     return path
