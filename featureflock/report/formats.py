@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from featureflock.report.tables import Cell, Head, Table, comparison, differences
+from featureflock.report.views import view_tables
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -80,9 +81,9 @@ def terminal_table(results: dict[str, Any]) -> RichTable:
 
 
 def terminal_tables(results: dict[str, Any]) -> list[RichTable]:
-    """The comparison, and the differences from Deep Ensembles if there are any, for printing."""
-    paired = differences(results)
-    return [terminal_table(results), *([_upright(paired, paired.title)] if paired is not None else [])]
+    """The comparison, and the differences from Deep Ensembles and what is known of views, if any, for printing."""
+    others = [table for table in (differences(results), *view_tables(results)) if table is not None]
+    return [terminal_table(results), *(_upright(table, table.title) for table in others)]
 
 
 def _upright(table: Table, title: str) -> RichTable:

@@ -23,9 +23,9 @@ def view_figure(settings: list[Shown]) -> Figure | None:
     panels = [_panel(s, names, spans[0], spans[1]) for s in settings]
     caption = (
         f"Each circle is a member: its accuracy where only the {names[0]} is left, and where only the {names[1]} is; "
-        "all else is blank. The large mark is the ensemble. Members that specialise would lie at the lower right and at "
-        "the upper left; dotted lines are chance, where they are within the axes, which are the same in all panels. All "
-        "seeds are shown."
+        "all else is blank. The large mark is the ensemble. Members that specialise would lie at the lower right and "
+        "at the upper left. Dotted lines are chance, where they are within the axes, which are the same in all panels. "
+        "All seeds are shown."
     )
     return Figure("views", "What members can do with one view", caption, panels, [], natural=_WIDTH)
 

@@ -10,7 +10,7 @@ from featureflock.report.page import page
 from featureflock.report.panels import alone
 from featureflock.report.settings import shown_settings
 from featureflock.report.tables import comparison, differences
-from featureflock.report.views import view_figure
+from featureflock.report.views import view_figure, view_tables
 from featureflock.version import __version__
 
 
@@ -31,7 +31,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
 def write_tables(evaluation: Evaluation, folder: Path) -> list[Path]:
     """Write results.json, table.md and table.tex only; gives their paths."""
     results = evaluation.results
-    tables = [table for table in (comparison(results), differences(results)) if table is not None]
+    tables = [table for table in (comparison(results), differences(results), *view_tables(results)) if table]
     title = f"{results['data']}: {results['examples']} test examples"
     text = "\n".join(f"## {table.title}\n\n{markdown(table)}" for table in tables)
     source = (
