@@ -15,8 +15,8 @@ _WIDTH = 300
 
 def view_figure(settings: list[Shown]) -> Figure | None:
     """A dot for each member: its accuracy with only one view, and with only the other."""
-    names = _two_views(settings[0].measured[0])
-    if names is None:
+    names = tuple(settings[0].measured[0].get("views", {}).get("only", ()))
+    if len(names) != 2:
         return None
     every = [point for s in settings for e in s.measured for point in (*_members(e), _ensemble(e))]
     spans = [svg.padded(values, floor=0, top=1) for values in zip(*every, strict=True)]
@@ -32,8 +32,8 @@ def view_figure(settings: list[Shown]) -> Figure | None:
 
 def view_tables(results: dict[str, Any]) -> list[Table | None]:
     """What is left with one view, which view drives members, and how that differs from Deep Ensembles."""
-    names = _two_views(results["runs"][0])
-    if names is None:
+    names = [name.removeprefix("only-") for name in results.get("conditions", ()) if name.startswith("only-")]
+    if len(names) != 2:
         return []
     columns = (CLEAN[0], *_columns(*names))
     return [
@@ -60,13 +60,13 @@ def _columns(first: str, second: str) -> tuple[Column, ...]:
     )
 
 
-def _panel(s: Shown, names: tuple[str, str], x_span: Point, y_span: Point) -> Markup:
+def _panel(s: Shown, names: tuple[str, ...], x_span: Point, y_span: Point) -> Markup:
     plot = plot_of(*x_span, *y_span, wide=_WIDTH)
     x_ticks, y_ticks = (
         svg.labelled([t / 100 for t in svg.ticks(100 * low, 100 * high)], 100) for low, high in (x_span, y_span)
     )
-    parts = [heading(cut(s.title, 46)), tag("text", f"only {names[1]}, %", class_="tick", x=4, y=27)]
-    parts.append(plot.frame(x_ticks, y_ticks, f"only {names[0]}, % right"))
+    parts = [heading(cut(s.title, 41)), tag("text", f"correct with only the {names[1]}, %", class_="tick", x=4, y=27)]
+    parts.append(plot.frame(x_ticks, y_ticks, f"correct with only the {names[0]}, %"))
     chance = s.measured[0]["views"]["chance"]
     if x_span[0] < chance < x_span[1]:
         parts.append(plot.line([(chance, y_span[0]), (chance, y_span[1])], "ideal"))
@@ -83,13 +83,7 @@ def _panel(s: Shown, names: tuple[str, str], x_span: Point, y_span: Point) -> Ma
     ranges = (
         f"{100 * min(v):.1f} to {100 * max(v):.1f} % with only the {n}" for v, n in zip((xs, ys), names, strict=True)
     )
-    return svg.picture(_WIDTH, HEIGHT, f"Members of {s.title}: {' and '.join(ranges)} right.", *parts)
-
-
-def _two_views(entry: dict[str, Any]) -> tuple[str, str] | None:
-    """Their names, of what was measured of a run; None where there are not two."""
-    names = tuple(entry.get("views", {}).get("only", ()))
-    return (names[0], names[1]) if len(names) == 2 else None
+    return svg.picture(_WIDTH, HEIGHT, f"Members of {s.title}: {' and '.join(ranges)} correct.", *parts)
 
 
 def _members(entry: dict[str, Any]) -> list[Point]:
@@ -103,4 +97,4 @@ def _ensemble(entry: dict[str, Any]) -> Point:
 
 
 def _in_words(x: float, y: float) -> str:
-    return f"{100 * x:.1f} % and {100 * y:.1f} % right"
+    return f"{100 * x:.1f} % and {100 * y:.1f} % correct"
