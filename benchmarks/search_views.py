@@ -37,14 +37,11 @@ def settings() -> dict[str, Recipe]:
         "feature-MAP, 1e-3": FeatureMAP(Cauchy(1e-3)),
         "feature-WGD, uniform prior": FeatureWGD(Uniform()),
         "feature-WGD, 1e-3": FeatureWGD(Cauchy(1e-3)),
-        "feature-WGD, 1e-2": FeatureWGD(Cauchy(1e-2)),
         "feature-WGD, 1e-1": FeatureWGD(Cauchy(1e-1)),
         "feature-WGD, 1e-3, authors' code": FeatureWGD(Cauchy(1e-3), OFFICIAL, subspace="weakest"),
-        "feature-WGD, 1e-2, authors' code": FeatureWGD(Cauchy(1e-2), OFFICIAL, subspace="weakest"),
-        "feature-WGD, 1e-3, no projection": FeatureWGD(Cauchy(1e-3), rank=None),
     }
     found = {name: replace(base, method=method) for name, method in methods.items()}
-    found["feature-WGD, 1e-3, 60 epochs"] = replace(base, method=FeatureWGD(Cauchy(1e-3)), epochs=60)
+    found["feature-WGD, 1e-3, 45 epochs"] = replace(base, method=FeatureWGD(Cauchy(1e-3)), epochs=45)
     return found
 
 
