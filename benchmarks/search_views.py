@@ -1,5 +1,5 @@
 """Does prior, subspace or length of training change which view of dominoes members rely on? Asked of pairs that are
-held out of the training pairs, never of the test set; one seed.
+held out of the training pairs, never of the test set; one seed. Also what a network learns that is given one view only.
 
 python benchmarks/search_views.py search results/dominoes_search.json
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from featureflock.data import InMemory, only_view
+from featureflock.data import InMemory, OwnData, Splits, only_view
 from featureflock.evaluation.measuring import views_of
 from featureflock.evaluation.metrics import average, scores
 from featureflock.evaluation.predictions import Predictor
 from featureflock.evaluation.runs import read_run
 from featureflock.kernels import RBF
-from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD
+from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.priors import Cauchy, Uniform
 from featureflock.provenance import provenance
 from featureflock.recipes import STUDIES
@@ -45,12 +45,11 @@ def settings() -> dict[str, Recipe]:
     return found
 
 
-def measure(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def measure(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
     """Of a run, which is trained if it is not there, on the held-out pairs."""
     if not (folder / "result.json").is_file():
         train(recipe, folder, resume=True)
-    run, splits = read_run(folder), recipe.splits()
-    held_out = splits.validation
+    run, held_out = read_run(folder), splits.validation
     assert isinstance(held_out, InMemory)
     predictor = Predictor(run)
     whole = predictor.log_probs(held_out)
@@ -61,6 +60,18 @@ def measure(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "train_cross_entropy": run.curves[-1]["cross_entropy"],
         **views_of(whole, views),
     }
+
+
+def trained_alone(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, float]:
+    """By view: how much of the held-out pairs one network gets right that sees nothing else in training either."""
+    found = {}
+    for view in splits.views:
+        assert isinstance(splits.train, InMemory)
+        assert isinstance(splits.validation, InMemory)
+        data = OwnData(only_view(splits.train, view), only_view(splits.validation, view))
+        own = replace(recipe, data=data, method=Single(), members=1, subset=None, validation=0)
+        found[view.name] = train(own, folder / view.name, resume=True)["test"]["accuracy"] / 100
+    return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -91,9 +102,16 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     runs, target = map(Path, sys.argv[1:])
     rows = []
+    splits = next(iter(settings().values())).splits()
     for place, (name, recipe) in enumerate(settings().items()):
-        rows.append({"setting": name, **measure(recipe, runs / f"{place}")})
+        rows.append({"setting": name, **measure(recipe, splits, runs / f"{place}")})
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-        content = {"held_out": HELD_OUT, "seed": recipe.seed, "rows": rows, "provenance": provenance()}
-        target.write_text(json.dumps(content, indent=1) + "\n")
-    print(table(rows))
+    content = {
+        "held_out": HELD_OUT,
+        "seed": recipe.seed,
+        "trained_alone": trained_alone(settings()["Deep Ensembles"], splits, runs),
+        "rows": rows,
+        "provenance": provenance(),
+    }
+    target.write_text(json.dumps(content, indent=1) + "\n")
+    print(table(rows), content["trained_alone"])
