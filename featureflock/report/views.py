@@ -53,7 +53,7 @@ def _columns(first: str, second: str) -> tuple[Column, ...]:
     ]
     return (
         *alone,
-        Column("covered_views", "views covered", 1, "high", "for how many some member can do without the other"),
+        Column("covered_views", "views covered", 1, "", "for how many some member can do without the other"),
         Column(f"{first}_share", f"{first}’s share", 3, "", f"how much of members' predictions the {first} drives"),
         Column("view_difference_by_input", "difference by input", 3, "", "of two members' shares, input by input"),
         Column("view_difference_on_average", "on average", 3, "", "of two members' mean shares"),
