@@ -71,7 +71,7 @@ def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
         Section(
             "corruption", "On corrupted pictures", [figures.corruption_boxes(settings), corruption_table(settings)]
         ),
-        Section("size", "By ensemble size", [figures.by_size(settings)]),
+        Section("size", "By ensemble size", [figures.by_trained_size(settings), figures.by_size(settings)]),
         Section("members", "Members", [figures.member_accuracies(settings), members if several else None]),
         Section("looking", "Where members look", [map_grid(evaluation, settings), figures.map_similarity(settings)]),
         Section("disagreement", "Where members disagree", [disputes(evaluation, settings)]),
