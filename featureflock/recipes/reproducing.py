@@ -134,6 +134,7 @@ def reproduce(
     results = {
         "what": study.what,
         "test_examples": entries[0]["clean"]["examples"],
+        "corrupted_examples": protocol.of_corrupted,
         "rows": _rows(study, everything, measured),
         "runs": [_run(cell, measured[cell.folder]) for cell in runs],
         "provenance": provenance(),

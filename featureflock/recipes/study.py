@@ -113,7 +113,7 @@ class Study:
         return {"smoke": 2, "laptop": 3, "paper": self.seeds}[scale]
 
     def protocol(self, scale: Scale) -> Protocol:
-        """What it is measured on: at smaller scales some of the test pictures."""
+        """What it is measured on: at smaller scales some of the test pictures, or of the corrupted ones."""
         corrupted = any("corrupted" in column or "severity" in column for column in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
         everything = Protocol(maps=maps, unfamiliar=())
@@ -122,7 +122,7 @@ class Study:
         if scale == "smoke":
             few = ("gaussian_noise", "contrast") if corrupted else ()
             return replace(everything, examples=100, corruptions=few, severities=(1, 5), maps=min(maps, 20))
-        return replace(everything, examples=2_000) if scale == "laptop" else everything
+        return replace(everything, corrupted_examples=1_000) if scale == "laptop" else everything
 
 
 def _width(recipe: Recipe) -> int:

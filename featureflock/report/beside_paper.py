@@ -38,9 +38,12 @@ def beside_paper(results: dict[str, Any]) -> Table:
         if row["paper"]:
             lines.append((Cell("paper"), Cell(""), *(Cell(row["paper"].get(column.key, "")) for column in columns)))
     seeds = max(found["seeds"] for row in rows for found in row["ours"].values())
+    is_corrupted = any(column in (*CORRUPTED, *BY_SEVERITY) for column in columns)
+    of_each = results["corrupted_examples"]
+    few = f" and on {of_each:,} of each corrupted test set" if of_each and is_corrupted else ""
     note = (
         f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test "
-        "examples. Differences are paired by seed, with their 95 % confidence interval; ▲ better, ▼ worse beyond "
+        f"examples{few}. Differences are paired by seed, with their 95 % confidence interval; ▲ better, ▼ worse beyond "
         "noise. The best of ours are bold."
     )
     return Table("beside-paper", results["what"], tuple(heads), tuple(lines), note)

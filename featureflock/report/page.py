@@ -107,7 +107,9 @@ def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     part = f"{count:,} of {whole:,} examples, as many of each class as there are to be had"
     found.append(("clean", f"all {count:,} examples" if count == whole else part))
     if corrupted:
-        found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}"))
+        used = len(next(condition for condition in evaluation.conditions if condition.is_corrupted).positions)
+        some = f"; {used:,} examples of each" if used != count else ""
+        found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}{some}"))
     for condition in evaluation.conditions[1:]:
         if condition.is_unfamiliar:
             found.append((condition.name.replace("-", " ", 1), f"{len(condition.positions):,} inputs"))
