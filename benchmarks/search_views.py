@@ -31,7 +31,7 @@ OFFICIAL = RBF(bandwidth="official")
 def settings() -> dict[str, Recipe]:
     """All with seed 100, which the study does not have."""
     study = STUDIES["dominoes"]
-    base = replace(study.recipe(study.rows[1], "laptop", 100), validation=HELD_OUT)
+    base = replace(study.laptop(study.rows[1].recipe), seed=100, validation=HELD_OUT)
     methods = {
         "Deep Ensembles": DeepEnsembles(),
         "feature-MAP, 1e-3": FeatureMAP(Cauchy(1e-3)),

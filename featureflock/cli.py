@@ -1,4 +1,4 @@
-"""The command line: featureflock data | train | evaluate | report | reproduce | predict | demo.
+"""The command line: featureflock data | train | evaluate | report | tune | reproduce | predict | demo.
 
 Commands are imported when they are called for, and PyTorch with them.
 """
@@ -21,7 +21,8 @@ COMMANDS = {
     "train": "train an ensemble by a recipe, resumable to the bit",
     "evaluate": "all metrics of trained runs, clean, corrupted and unfamiliar, and how they compare",
     "report": "one page about trained runs, with tables and figures",
-    "reproduce": "a table of the paper, trained, measured, and beside the paper's numbers",
+    "tune": "choose prior precision and rank on held-out training examples",
+    "reproduce": "a table or figure of the paper, trained, measured, and beside the paper's numbers",
     "predict": "what a trained run says of a picture, and how sure it is",
     "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
 }

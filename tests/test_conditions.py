@@ -1,5 +1,7 @@
 """Test sets: what is in them, whatever they are made from, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -139,6 +141,15 @@ def test_chosen_examples_are_as_many_of_each_class(colour):
         sets.clean(colour, Protocol(examples=31))
 
 
+def test_corrupted_sets_can_have_fewer_examples_than_the_clean_one(colour):
+    few = replace(FOG, corrupted_examples=10)
+    assert len(sets.clean(colour, few).positions) == 30
+    assert all(len(condition.positions) == 10 for condition in by_name(colour, few).values())
+    assert len(sets.clean(colour, replace(few, examples=20)).positions) == 20
+    same = replace(FOG, examples=20)
+    assert all(len(condition.positions) == 20 for condition in by_name(colour, same).values())
+
+
 def test_grey_pictures_that_are_small_are_enlarged_corrupted_and_averaged(grey):
     x = by_name(grey, FOG)["brightness-5"].load(torch.arange(12))
     large = np.rint(hwc(grey).repeat(3, 3).astype(np.float32) * 255 / 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
@@ -261,6 +272,7 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
         ({"corruptions": ("fogg",)}, "did you mean fog"),
         ({"severities": (0,)}, "severities must be among 1 to 5; got 0"),
         ({"examples": 1}, "examples must be at least 2"),
+        ({"corrupted_examples": 1}, "corrupted_examples must be at least 2"),
         ({"maps": -1}, "maps must be at least 0"),
     ],
 )

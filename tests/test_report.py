@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ import torch
 from made_evaluations import TWO, make_evaluation
 from rich.console import Console
 
-from featureflock.evaluation import mutual_information
+from featureflock.evaluation import mean, mutual_information
 from featureflock.evaluation.predictions import read
 from featureflock.report import terminal_table, terminal_tables, write_report, write_tables
 from featureflock.report.by_run import corruption_table, detection_table
-from featureflock.report.figures import by_size, corruption_boxes, reliability
+from featureflock.report.figures import by_size, by_trained_size, corruption_boxes, reliability
 from featureflock.report.formats import latex, markdown
 from featureflock.report.looks import disputes
 from featureflock.report.page import page
@@ -266,6 +267,31 @@ def test_the_figures_say_their_numbers_aloud(evaluation, settings):
     assert f"{100 * whole:.4g} with 3." in by_size(settings).panels[0]
     ece = [np.mean([e["clean"][kind]["ece"] for e in ours]) for kind in ("raw", "calibrated")]
     assert f"feature-WGD: ECE raw → calibrated {ece[0]:.4f} → {ece[1]:.4f}." in reliability(settings).panels[1]
+
+
+def test_ensembles_trained_in_several_sizes_have_a_figure(evaluation, settings):
+    """Deep Ensembles that were not trained small are parts of the largest; settings that differ otherwise have none."""
+    deep, ours = settings[:2]
+    assert by_trained_size(settings) is None
+    sizes = {1: 0.8, deep.members: 0.9}
+    trained = [
+        replace(
+            ours,
+            entry={**ours.entry, "members": members},
+            measured=[
+                {**e, "clean": {**e["clean"], "calibrated": {"accuracy": a, "nll": 1 - a}}} for e in ours.measured
+            ],
+        )
+        for members, a in sizes.items()
+    ]
+    figure = by_trained_size([deep, *trained])
+    label = re.search(r'aria-label="(Accuracy[^"]*)"', str(figure.panels[0]))[1]
+    alone = 100 * mean([e["clean"]["by_size"]["1"]["accuracy"] for e in deep.measured]).mean
+    whole = 100 * mean([e["clean"]["calibrated"]["accuracy"] for e in deep.measured]).mean
+    assert f"Deep Ensembles {alone:.4g} with 1, {whole:.4g} with {deep.members}" in label
+    assert f"feature-WGD 80 with 1, 90 with {deep.members}" in label
+    other = replace(ours, entry={**ours.entry, "members": 1})
+    assert by_trained_size([deep, ours, ours, other]) is None
 
 
 def test_corruptions_are_compared_with_deep_ensembles(evaluation, settings):

@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import featureflock as ff
 from featureflock.commands.reproduce import main
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.recipes import STUDIES, Row, Shard, Study, cells, reproduce
 from featureflock.recipes.costs import cost, training_flop
 from featureflock.recipes.study import CLEAN
-from featureflock.training import RECIPES
+from featureflock.training import RECIPES, train
 from featureflock.training.recipe import describe
 from featureflock.training.run_folder import RunFolder
 
@@ -24,13 +26,25 @@ SMALL = Study(
     CLEAN,
     seeds=2,
 )
+ABOUT_PAIRS = ("disagreement", "map_similarity", "corrupted_map_similarity")
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory) -> Path:
+    """Studies have runs in common."""
+    return tmp_path_factory.mktemp("studies")
 
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_rows_differ_at_every_scale(name, scale, tmp_path):
-    folders = [cell.folder for cell in cells(STUDIES[name], scale, tmp_path)]
-    assert len(set(folders)) == len(folders) == len(STUDIES[name].rows) * STUDIES[name].seeds_at(scale)
+    study = STUDIES[name]
+    rows = study.rows_at(scale)
+    found = [(cell.folder, cell.size) for cell in cells(study, scale, tmp_path)]
+    assert len(set(found)) == len(found) == len(rows) * study.seeds_at(scale)
+    assert len(rows) > 1
+    if scale == "paper":
+        assert [row for row, _ in rows] == list(study.rows)
 
 
 def test_the_paper_scale_is_the_paper():
@@ -44,7 +58,7 @@ def test_the_paper_scale_is_the_paper():
     ]
     base = describe(RECIPES["cifar10-wrn16x4"].recipe)
     for row in table.rows:
-        differing = {key for key, value in describe(table.recipe(row, "paper", 0)).items() if base[key] != value}
+        differing = {key for key, value in describe(row.recipe).items() if base[key] != value}
         assert differing <= {"method", "members"}, row.title
     assert [row.recipe.method.rank for row in STUDIES["rank"].rows] == [3, 5, 10, None]
     assert [row.recipe.model.width for row in STUDIES["width"].rows] == [2, 2, 4, 4, 8, 8]
@@ -127,14 +141,84 @@ def test_a_cell_that_somebody_else_has_is_left_to_them(tmp_path):
 def test_the_command_prints_our_numbers_beside_the_papers(tmp_path, capsys):
     main(["feature-map", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert re.search(r"feature-MAP +\d+\.\d ± \d", printed)
+    assert re.search(r"feature-MAP +1 +\d+\.\d+ ± \d", printed)
     assert "0.883" in printed
-    kept = json.loads((tmp_path / "smoke" / "feature-map.json").read_text())
+    out = tmp_path / "smoke"
+    kept = json.loads((out / "feature-map.json").read_text())
     assert kept["rows"][1]["paper"]["nll"] == "0.883"
     assert kept["rows"][1]["ours"]["accuracy"]["seeds"] == 2
-    assert "| *paper* | 77.6 | 0.883 |" in (tmp_path / "smoke" / "feature-map.md").read_text()
+    assert "| paper |  | 77.6 | 0.883 |" in (out / "feature-map.md").read_text()
+    assert "<html" in (out / "feature-map" / "report.html").read_text()
     main(["feature-map", "--out", str(tmp_path)])
     assert "0 runs to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_at_the_smallest_scale(name, shared_runs):
+    """Its rows have all the numbers that it is about, each within its limits."""
+    study = STUDIES[name]
+    outcome = reproduce(study, "smoke", shared_runs, seeds=1)
+    assert outcome.results is not None
+    rows = outcome.results["rows"]
+    assert [row["title"] for row in rows] == [row.title for row, _ in study.rows_at("smoke")]
+    for row in rows:
+        wanted = {column for column in study.columns if row["members"] > 1 or column not in ABOUT_PAIRS}
+        assert row["ours"].keys() == {column for column in wanted if column[-1] not in "234"}  # severities 1 and 5 only
+        for key, value in row["ours"].items():
+            assert 0 <= value["mean"] <= (1 if "nll" not in key else 20)
+    has_maps = any("map" in column for column in study.columns)
+    for evaluation in outcome.evaluations:
+        assert (evaluation.maps(evaluation.settings[0].runs[0]) is not None) == has_maps
+
+
+def test_smaller_deep_ensembles_are_parts_of_the_largest(tmp_path):
+    """They are not trained, and have the very numbers of ensembles that are."""
+    study = STUDIES["ensemble-size"]
+    everything = [c for c in cells(study, "smoke", tmp_path, 1) if isinstance(c.recipe.method, DeepEnsembles)]
+    assert [cell.size for cell in everything] == [2, 4]
+    assert len({cell.folder for cell in everything}) == 1
+    largest = everything[-1].recipe
+    small = replace(largest, members=2)
+    train(largest, tmp_path / "four")
+    train(small, tmp_path / "two")
+    four, two = (ff.load(tmp_path / name / "ensemble") for name in ("four", "two"))
+    for i in range(2):
+        ours, theirs = two.extractors[i].state_dict(), four.extractors[i].state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_differences_are_paired_by_seed_with_deep_ensembles_of_that_size(tmp_path):
+    outcome = reproduce(STUDIES["ensemble-size"], "smoke", tmp_path)
+    rows, runs = outcome.results["rows"], outcome.results["runs"]
+    ours = {run["seed"]: run["numbers"]["nll"] for run in runs if run["title"] == "feature-WGD" and run["members"] == 4}
+    theirs = {run["seed"]: run["numbers"]["nll"] for run in runs if run["title"] == "Deep Ensembles"}
+    row = next(row for row in rows if row["title"] == "feature-WGD" and row["members"] == 4)
+    expected = [ours[seed] - theirs[seed] for seed in (0, 1)]
+    assert row["differences"]["nll"]["mean"] == pytest.approx(sum(expected) / 2)
+    half = 12.7062 * abs(expected[0] - expected[1]) / 2  # Student's t with one degree of freedom; s/√2 = |a − b|/2
+    assert row["differences"]["nll"]["high"] == pytest.approx(sum(expected) / 2 + half, rel=1e-4)
+    small = next(row for row in rows if row["title"] == "feature-WGD" and row["members"] == 2)
+    part = next(row for row in rows if row["title"] == "Deep Ensembles" and row["members"] == 2)
+    difference = small["ours"]["nll"]["mean"] - part["ours"]["nll"]["mean"]
+    assert small["differences"]["nll"]["mean"] == pytest.approx(difference)
+
+
+def test_by_severity_is_the_mean_over_corruptions(shared_runs):
+    outcome = reproduce(STUDIES["severity"], "smoke", shared_runs, seeds=1)
+    entry = outcome.evaluations[0].results["runs"][0]
+    for severity in ("1", "5"):
+        sets = [by[severity]["calibrated"]["accuracy"] for by in entry["corrupted"].values()]
+        assert len(sets) == 2
+        assert entry["summary"][f"accuracy_at_severity_{severity}"] == pytest.approx(sum(sets) / 2)
+
+
+def test_the_laptop_keeps_what_rows_differ_in():
+    ranks = [recipe.method.rank for _, recipe in STUDIES["rank"].rows_at("laptop")]
+    assert ranks == [1, 2, 5, None]
+    widths = [recipe.model.widths[-1] for _, recipe in STUDIES["width"].rows_at("laptop")]
+    assert widths == [32, 32, 64, 64, 128, 128]
+    sizes = [recipe.size for _, recipe in STUDIES["ensemble-size"].rows_at("laptop")]
+    assert sizes == [1, 2, 5, 10] * 2
 
 
 def test_the_list_and_the_price(capsys):

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 from rich import box
@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from featureflock.commands.terminal import counting, make_console
-from featureflock.evaluation.comparing import Mean
 from featureflock.files import check_folder, write_atomically
 from featureflock.hints import unknown
 from featureflock.launched import is_launched
-from featureflock.recipes import STUDIES, Outcome, Scale, Shard, Study, cells, reproduce
+from featureflock.recipes import STUDIES, Outcome, Scale, Shard, Study, cells, reproduce, to_train
 from featureflock.recipes.costs import cost
-from featureflock.recipes.reproducing import markdown, shown
+from featureflock.report import beside_paper, markdown, terminal_wide, write_report
 from featureflock.training import Bar, Engine, Lines
 
 
@@ -56,38 +55,69 @@ def main(args: list[str]) -> None:
         raise unknown("study", options.name, STUDIES, otherwise="featureflock reproduce --list says what there is.")
     if options.seeds is not None and options.seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {options.seeds}.")
+    study, out = STUDIES[options.name], options.out / options.scale
+    outcome = carry_out(
+        console,
+        options.name,
+        study,
+        options.scale,
+        out,
+        seeds=options.seeds,
+        shard=Shard.parse(options.shard),
+        engine=Engine(device=options.device),
+    )
+    for evaluation in outcome.evaluations:
+        name = evaluation.results["data"].lower()
+        folder = out / options.name / name if len(outcome.evaluations) > 1 else out / options.name
+        page = write_report(evaluation, folder)
+        console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)
+
+
+def carry_out(
+    console: Console,
+    name: str,
+    study: Study,
+    scale: Scale,
+    out: Path,
+    *,
+    seeds: int | None,
+    shard: Shard,
+    engine: Engine,
+) -> Outcome:
+    """Train and measure what is missing of a study; print its table when all is there, and keep it as OUT/NAME.md and
+    OUT/NAME.json."""
     if is_launched():
-        raise ValueError("reproduce is not for torchrun: start a worker for each GPU or host, with --shard 1/8, 2/8, …")
-    shard, study = Shard.parse(options.shard), STUDIES[options.name]
-    check_folder(options.out)
-    todo = [cell for cell in cells(study, options.scale, options.out, options.seeds) if not cell.is_finished]
-    console.print(f"{options.name}: {study.what}; {options.scale}, {len(todo)} runs to train.", soft_wrap=True)
+        raise ValueError("A study is not for torchrun: start a worker for each GPU or host, with --shard 1/8, 2/8, …")
+    check_folder(out)
+    todo = [cell.recipe for cell in to_train(cells(study, scale, out, seeds)) if not cell.is_finished]
+    console.print(f"{name}: {study.what}; {len(todo)} runs to train.", soft_wrap=True)
     if todo:
-        console.print(cost([cell.recipe for cell in todo]), soft_wrap=True)
+        console.print(cost(todo), soft_wrap=True)
     with counting(console, "examples") as progress:
         outcome = reproduce(
             study,
-            options.scale,
-            options.out,
-            seeds=options.seeds,
+            scale,
+            out,
+            seeds=seeds,
             shard=shard,
-            engine=Engine(device=options.device),
+            engine=engine,
             reporter=lambda cell: Bar(console) if console.is_terminal else Lines(console),
             progress=progress,
             say=lambda text: console.print(text, soft_wrap=True),
         )
     if outcome.results is None:
         console.print(
-            f"{len(outcome.left)} of {len(outcome.cells)} runs are in the hands of other workers; the same command "
-            "prints the table when they are done.",
+            f"{len(outcome.left)} of {len(to_train(outcome.cells))} runs are in the hands of other workers; the same "
+            "command prints the table when they are done.",
             soft_wrap=True,
         )
-        return
-    console.print(_table(study, outcome))
-    target = options.out / options.scale / options.name
-    write_atomically(target.with_suffix(".json"), (json.dumps(outcome.results, indent=1) + "\n").encode())
-    write_atomically(target.with_suffix(".md"), markdown(outcome).encode())
-    console.print(f"wrote {target}.json and {target}.md", soft_wrap=True)
+        return outcome
+    table = beside_paper(outcome.results)
+    console.print(terminal_wide(table))
+    for ending, text in ((".json", json.dumps(outcome.results, indent=1) + "\n"), (".md", markdown(table))):
+        write_atomically(out / f"{name}{ending}", text.encode())
+    console.print(f"wrote {out / name}.json and {name}.md", soft_wrap=True)
+    return outcome
 
 
 def _list(console: Console) -> None:
@@ -95,20 +125,6 @@ def _list(console: Console) -> None:
     for heading in ("NAME", "what", "runs: smoke, laptop, paper"):
         table.add_column(heading)
     for name, study in STUDIES.items():
-        counts = [str(len(study.rows) * study.seeds_at(scale)) for scale in ("smoke", "laptop", "paper")]
+        counts = [str(len(to_train(cells(study, scale, Path())))) for scale in get_args(Scale)]
         table.add_row(name, study.what, ", ".join(counts))
     console.print(table)
-
-
-def _table(study: Study, outcome: Outcome) -> Table:
-    assert outcome.results is not None
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, title=study.what, caption="Below each row: the paper's.")
-    table.add_column("")
-    keys = list(outcome.results["rows"][0]["ours"])
-    for key in keys:
-        table.add_column(key.replace("_", " "), justify="right")
-    for row in outcome.results["rows"]:
-        table.add_row(row["title"], *(shown(key, Mean(**row["ours"][key])) for key in keys))
-        if row["paper"]:
-            table.add_row("  paper", *(row["paper"].get(key, "") for key in keys), style="dim")
-    return table

@@ -92,6 +92,27 @@ def _digits(x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor) ->
 
 
 @dataclass(frozen=True)
+class HeldOut(DataSet):
+    """The training set of another data set, a part of which stands in for the test set.
+
+    For choosing settings: what is trained and measured on it has never seen the real test set.
+    """
+
+    data: DataSet = Digits()
+    """The data set whose test set is left alone."""
+    examples: int = 200
+    """How many training examples are tested on instead, as many of each class."""
+    seed: int = 0
+    """Draws them."""
+
+    def load(self) -> Splits:
+        splits = self.data.load().divided(validation=self.examples, seed=self.seed)
+        if splits.validation is None:
+            raise ValueError(f"HeldOut needs at least 1 example to test on; got {self.examples}.")
+        return replace(splits, test=splits.validation, validation=None)
+
+
+@dataclass(frozen=True)
 class _Downloaded(DataSet):
     """A published data set of small pictures from the cache."""
 

@@ -55,3 +55,16 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
         return Difference(centre, None, None, m)
     half = float(stdtrit(m - 1, (1 + LEVEL) / 2)) * sd / math.sqrt(m)
     return Difference(centre, centre - half, centre + half, m)
+
+
+def paired_differences(
+    ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
+) -> dict[str, dict[str, float | int | None]]:
+    """The same for every number that all runs have; both by seed, then by the number's name."""
+    summaries = [*ours.values(), *theirs.values()]
+    keys = [key for key in summaries[0] if all(key in summary for summary in summaries)]
+    found = {
+        key: paired_difference({s: v[key] for s, v in ours.items()}, {s: v[key] for s, v in theirs.items()})
+        for key in keys
+    }
+    return {key: difference._asdict() for key, difference in found.items() if difference is not None}

@@ -44,6 +44,8 @@ class Protocol:
     """Only these corruptions of the test set. The flag without a name: none."""
     severities: tuple[int, ...] = SEVERITIES
     """Only these severities, of 1 to 5."""
+    corrupted_examples: int | None = None
+    """So many examples of each corrupted test set only; by default as many as of the clean one."""
     corrupted: Path | None = None
     """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default what
     `featureflock data corrupt` keeps in the cache, and else corruptions made on the way."""
@@ -60,10 +62,17 @@ class Protocol:
         wrong = [severity for severity in self.severities if severity not in SEVERITIES]
         if wrong:
             raise ValueError(f"severities must be among 1 to 5; got {wrong[0]}.")
-        if self.examples is not None and self.examples < 2:
-            raise ValueError(f"examples must be at least 2, so that temperatures can be fitted; got {self.examples}.")
+        for name in ("examples", "corrupted_examples"):
+            count = getattr(self, name)
+            if count is not None and count < 2:
+                raise ValueError(f"{name} must be at least 2, so that temperatures can be fitted; got {count}.")
         if self.maps < 0:
             raise ValueError(f"maps must be at least 0; got {self.maps}.")
+
+    @property
+    def of_corrupted(self) -> int | None:
+        """How many examples of each corrupted test set; None for all."""
+        return self.examples if self.corrupted_examples is None else self.corrupted_examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +105,7 @@ class Condition:
 
 
 def clean(splits: Splits, protocol: Protocol = Protocol()) -> Condition:
-    return Condition(CLEAN, splits.test.identity(), _chosen(splits.test, protocol), splits.test.select)
+    return Condition(CLEAN, splits.test.identity(), _chosen(splits.test, protocol.examples), splits.test.select)
 
 
 def validation(splits: Splits) -> Condition | None:
@@ -116,7 +125,7 @@ def single_views(splits: Splits, protocol: Protocol = Protocol()) -> Iterator[Co
         raise ValueError("Views are parts of pictures (C, H, W) in memory; these data say that they have some.")
     for view in splits.views:
         identity = f"{test.identity()} {view}"
-        yield Condition(f"{_ONLY}{view.name}", identity, _chosen(test, protocol), partial(_only, test, view))
+        yield Condition(f"{_ONLY}{view.name}", identity, _chosen(test, protocol.examples), partial(_only, test, view))
 
 
 def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str], None]) -> Iterator[Condition]:
@@ -131,7 +140,7 @@ def corrupted(splits: Splits, name: str, protocol: Protocol, say: Callable[[str]
     if not isinstance(test, InMemory) or not are_pictures(test):
         say("Without corruptions: they are for pictures in bytes.")
         return
-    positions, digest = _chosen(test, protocol), test.identity()
+    positions, digest = _chosen(test, protocol.of_corrupted), test.identity()
     if protocol.corrupted is None:
         held = [one for one in _cached(name) if torch.equal(one.labels, test.labels)]
     else:
@@ -203,12 +212,12 @@ def _unfamiliar_reader(name: str, test: InMemory | Streamed, count: int) -> tupl
     )
 
 
-def _chosen(examples: Examples, protocol: Protocol) -> Tensor:
-    if protocol.examples is None:
+def _chosen(examples: Examples, count: int | None) -> Tensor:
+    if count is None:
         return torch.arange(len(examples))
-    if protocol.examples > len(examples):
-        raise ValueError(f"examples must be at most {len(examples)}, as many as there are; got {protocol.examples}.")
-    return take(examples, protocol.examples, _SEED, _CHOICE)[0]
+    if count > len(examples):
+        raise ValueError(f"examples must be at most {len(examples)}, as many as there are; got {count}.")
+    return take(examples, count, _SEED, _CHOICE)[0]
 
 
 def _imagenet_c(
@@ -231,7 +240,9 @@ def _imagenet_c(
         examples.scale = test.scale
         identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
         source = "Corrupted pictures: files in the tree of ImageNet-C."
-        yield Condition(f"{corruption}-{severity}", identity, _chosen(examples, protocol), examples.select, source)
+        yield Condition(
+            f"{corruption}-{severity}", identity, _chosen(examples, protocol.of_corrupted), examples.select, source
+        )
     say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
 
 

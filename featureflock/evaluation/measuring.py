@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from featureflock.evaluation.calibration import BOUNDS, calibrated, fit_temperature, tempered
-from featureflock.evaluation.comparing import mean, paired_difference
+from featureflock.evaluation.comparing import mean, paired_differences
 from featureflock.evaluation.conditions import Condition
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import member_diversity
@@ -123,7 +123,7 @@ def compare(rows: Sequence[Setting], measured: Mapping[str, dict[str, Any]]) -> 
             theirs = {run.seed: measured[str(run)]["summary"] for run in baseline.runs}
             entry["against"] = baseline.title
             entry["otherwise_differing"] = differing(row.runs[0], baseline.runs[0])
-            entry["differences"] = _differences(summaries, theirs)
+            entry["differences"] = paired_differences(summaries, theirs)
         if curve and not any(_at_a_bound(measured[str(run)]["clean"]) for run in row.runs):
             worth = deep_ensemble_equivalent(-entry["metrics"]["nll"]["mean"], curve)
             entry["deep_ensemble_equivalent"] = worth if math.isfinite(worth) else f"more than {max(curve)}"
@@ -222,6 +222,8 @@ def _summary(entry: dict[str, Any]) -> dict[str, float]:
         of_sets = entry["corrupted_mean"]
         summary |= {f"corrupted_{key}": value for key, value in of_sets["calibrated"].items()}
         summary |= {f"raw_corrupted_{key}": of_sets["raw"][key] for key in ("nll", "brier", "ece")}
+        for severity, found in _mean_by_severity(entry["corrupted"]).items():
+            summary |= {f"{key}_at_severity_{severity}": found[key] for key in ("accuracy", "nll")}
     summary["member_accuracy"] = mean(clean["member_accuracy"]).mean
     summary |= clean.get("diversity", {})
     summary |= _views_summary(entry.get("views"))
@@ -254,17 +256,15 @@ def _mean_over_sets(corrupted: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {kind: mean_scores([Scores(**part[kind]) for part in sets])._asdict() for kind in ("calibrated", "raw")}
 
 
+def _mean_by_severity(corrupted: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Calibrated scores at each severity, means over corruptions."""
+    severities = sorted({severity for by_severity in corrupted.values() for severity in by_severity})
+    parts = {s: [Scores(**by[s]["calibrated"]) for by in corrupted.values() if s in by] for s in severities}
+    return {severity: mean_scores(found)._asdict() for severity, found in parts.items()}
+
+
 def _corrupted_sets(corrupted: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return [part for by_severity in corrupted.values() for part in by_severity.values()]
-
-
-def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, Any]:
-    keys = [key for key in next(iter(ours.values())) if all(key in summary for summary in theirs.values())]
-    found = {
-        key: paired_difference({s: v[key] for s, v in ours.items()}, {s: v[key] for s, v in theirs.items()})
-        for key in keys
-    }
-    return {key: difference._asdict() for key, difference in found.items() if difference is not None}
 
 
 def _baseline(row: Setting, rows: Sequence[Setting]) -> Setting | None:

@@ -48,8 +48,10 @@ class TrainedRun:
 
     def data(self) -> DataSet:
         """The data set that it was trained on, of those that a recipe can name."""
-        description = dict(self.recipe["data"])
-        name = description.pop("class")
+        return self._data_set(self.recipe["data"])
+
+    def _data_set(self, description: dict[str, Any]) -> DataSet:
+        name = description["class"]
         kind = getattr(data_sets, name, None)
         if not (isinstance(kind, type) and issubclass(kind, DataSet)) or kind is data_sets.OwnData:
             raise ValueError(
@@ -58,8 +60,12 @@ class TrainedRun:
             )
         hints = get_type_hints(kind)
         known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        values = {key: _as(hints[key], value) for key, value in description.items() if key in known}
-        return kind(**values)
+        return kind(**{key: self._as(hints[key], value) for key, value in description.items() if key in known})
+
+    def _as(self, hint: Any, value: Any) -> Any:
+        if hint is DataSet:
+            return self._data_set(value)
+        return Path(value) if hint is Path else tuple(value) if isinstance(value, list) else value
 
 
 _OWN = ("method", "members")
@@ -142,7 +148,3 @@ def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
         for key, part in value.items()
         for pair in flat(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
     ]
-
-
-def _as(hint: Any, value: Any) -> Any:
-    return Path(value) if hint is Path else tuple(value) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 
 from featureflock.data import CIFAR10 as CIFAR10Data
-from featureflock.data import CIFAR100, Dominoes, ImageFolder
+from featureflock.data import CIFAR100, Dominoes, HeldOut, ImageFolder
 from featureflock.models import Architecture
 from featureflock.training import Recipe
 from featureflock.training.building import forward_flop
@@ -34,9 +34,10 @@ def cost(recipes: Sequence[Recipe]) -> str:
 
 def training_flop(recipe: Recipe) -> float:
     """Of a whole run; a backward pass takes twice the operations of a forward pass. 0 for data that are small."""
-    if type(recipe.data) not in _SIZES:
+    data = recipe.data.data if isinstance(recipe.data, HeldOut) else recipe.data
+    if type(data) not in _SIZES:
         return 0.0
-    examples, shape = _SIZES[type(recipe.data)]
+    examples, shape = _SIZES[type(data)]
     return 3.0 * _forward(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * recipe.size
 
 

@@ -31,11 +31,12 @@ def _laptop(recipe: Recipe) -> Recipe:
     )
 
 
-DOMINOES = Study(
+STUDY = Study(
     "whether members rely on different halves of dominoes, a digit above a picture; not in the paper",
     rows_of(_BASE, FeatureWGD().prior),
     view_columns("digit", "picture"),
     seeds=5,
     smoke=smoke_views,
     laptop=_laptop,
+    laptop_examples=2_000,
 )

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featureflock.evaluation import evaluate
-from featureflock.evaluation.comparing import Mean, mean
+from featureflock.data import DataSet
+from featureflock.evaluation import Evaluation, evaluate, mean
+from featureflock.evaluation.comparing import paired_differences
 from featureflock.evaluation.evaluating import Progress
+from featureflock.methods import DeepEnsembles
+from featureflock.provenance import provenance
 from featureflock.recipes.study import Row, Scale, Study
 from featureflock.training import Engine, Recipe, Reporter, train
 from featureflock.training.recipe import describe
@@ -41,6 +44,9 @@ class Cell(NamedTuple):
 
     row: Row
     recipe: Recipe
+    """What is trained for it."""
+    size: int
+    """Members that count: fewer than are trained where a row is a part of larger Deep Ensembles."""
     folder: Path
 
     @property
@@ -55,18 +61,27 @@ class Outcome:
     cells: list[Cell]
     left: list[Cell]
     """Cells that others are training, or have not begun."""
-    results: dict[str, Any] | None
-    """What was measured, when nothing is left: `rows`, each with its title, `ours` (mean, sd, seeds) and `paper`."""
+    results: dict[str, Any] | None = None
+    """What was measured, when nothing is left: `rows`, each with its title, `ours` (mean, sd, seeds), `paper`, and its
+    differences from Deep Ensembles, paired by seed; `runs`, each with its numbers; where and when."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """All that was measured, for a report: one for each data set."""
 
 
 def cells(study: Study, scale: Scale, folder: Path, seeds: int | None = None) -> list[Cell]:
     """All cells of a study, seed by seed, so that the first seed of every row is done first."""
+    rows = study.rows_at(scale)
     found = []
     for seed in range(study.seeds_at(scale) if seeds is None else seeds):
-        for row in study.rows:
-            recipe = study.recipe(row, scale, seed)
-            found.append(Cell(row, recipe, folder / scale / _name(recipe)))
+        for row, recipe in rows:
+            trained = replace(_trained(recipe, [other for _, other in rows]), seed=seed)
+            found.append(Cell(row, trained, recipe.size, folder / _name(trained)))
     return found
+
+
+def to_train(everything: Sequence[Cell]) -> list[Cell]:
+    """The cells without those that are a part of another."""
+    return list({cell.folder: cell for cell in everything}.values())
 
 
 def reproduce(
@@ -91,8 +106,9 @@ def reproduce(
         engine, reporter, progress, say: as in `train` and `evaluate`.
     """
     everything = cells(study, scale, folder, seeds)
-    own = everything[shard.number - 1 :: shard.of]
-    for cell in (*own, *(cell for cell in everything if cell not in own)):
+    runs = to_train(everything)
+    own = runs[shard.number - 1 :: shard.of]
+    for cell in (*own, *(cell for cell in runs if cell not in own)):
         if not cell.is_finished:
             say(f"{cell.row.title}, seed {cell.recipe.seed}: {cell.folder}")
             try:
@@ -102,44 +118,100 @@ def reproduce(
                 continue
         if cell in own:  # predictions are kept beside the run, for whoever makes the table
             evaluate([cell.folder], study.protocol(scale), engine=engine)
-    left = [cell for cell in everything if not cell.is_finished]
+    left = [cell for cell in runs if not cell.is_finished]
     if left:
-        return Outcome(everything, left, None)
-    runs = [cell.folder for cell in everything]
-    measured = evaluate(runs, study.protocol(scale), engine=engine, progress=progress, say=say).results
-    return Outcome(
-        everything, [], {"what": study.what, "scale": scale, "rows": _rows(study, everything, measured), **measured}
+        return Outcome(everything, left)
+    by_data: dict[DataSet, list[Path]] = {}
+    for cell in runs:
+        by_data.setdefault(cell.recipe.data, []).append(cell.folder)
+    protocol = study.protocol(scale)
+    evaluations = tuple(
+        evaluate(folders, protocol, engine=engine, progress=progress, say=say) for folders in by_data.values()
     )
+    folders = [folder for group in by_data.values() for folder in group]
+    entries = [entry for evaluation in evaluations for entry in evaluation.results["runs"]]
+    measured = dict(zip(folders, entries, strict=True))
+    results = {
+        "what": study.what,
+        "test_examples": entries[0]["clean"]["examples"],
+        "corrupted_examples": protocol.of_corrupted,
+        "rows": _rows(study, everything, measured),
+        "runs": [_run(cell, measured[cell.folder]) for cell in runs],
+        "provenance": provenance(),
+    }
+    return Outcome(everything, [], results, evaluations)
 
 
-def _rows(study: Study, everything: Sequence[Cell], measured: dict[str, Any]) -> list[dict[str, Any]]:
-    summaries = {cell.folder: run["summary"] for cell, run in zip(everything, measured["runs"], strict=True)}
+def _rows(study: Study, everything: Sequence[Cell], measured: dict[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+    by_row: dict[str, dict[int, dict[str, float]]] = {}
+    """Of each row the numbers by seed."""
+    for cell in everything:
+        numbers = _numbers(measured[cell.folder], cell.size)
+        kept = {key: numbers[key] for key in study.columns if key in numbers}
+        by_row.setdefault(_row_key(cell), {})[cell.recipe.seed] = kept
     rows = []
-    for row in study.rows:
-        own = [summaries[cell.folder] for cell in everything if cell.row is row]
-        ours = {key: mean([summary[key] for summary in own]) for key in study.columns if key in own[0]}
-        rows.append({"title": row.title, "ours": {k: m._asdict() for k, m in ours.items()}, "paper": dict(row.paper)})
+    first_seed = [cell for cell in everything if cell.recipe.seed == everything[0].recipe.seed]
+    for cell in first_seed:
+        own, baseline = by_row[_row_key(cell)], _baseline(cell, first_seed)
+        keys = [key for key in study.columns if all(key in numbers for numbers in own.values())]
+        row: dict[str, Any] = {
+            "title": cell.row.title,
+            "members": cell.size,
+            "ours": {key: mean([numbers[key] for numbers in own.values()])._asdict() for key in keys},
+            "paper": dict(cell.row.paper),
+        }
+        if baseline is not None:
+            row["against"] = baseline.row.title
+            row["differences"] = paired_differences(own, by_row[_row_key(baseline)])
+        rows.append(row)
     return rows
 
 
-def markdown(outcome: Outcome) -> str:
-    """Our numbers, and the paper's below them."""
-    assert outcome.results is not None
-    rows = outcome.results["rows"]
-    keys = list(rows[0]["ours"])
-    lines = ["| | " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" + "|---:" * len(keys) + "|"]
-    for row in rows:
-        lines.append(f"| {row['title']} | " + " | ".join(shown(key, Mean(**row["ours"][key])) for key in keys) + " |")
-        if row["paper"]:
-            lines.append("| *paper* | " + " | ".join(row["paper"].get(key, "") for key in keys) + " |")
-    return "\n".join(lines) + "\n"
+def _row_key(cell: Cell) -> str:
+    return f"{_name(replace(cell.recipe, seed=0))}, {cell.size}"
 
 
-def shown(key: str, value: Mean) -> str:
-    """As the paper prints it: accuracies in % with one digit, everything else with three."""
-    factor, digits = (100, 1) if key.endswith("accuracy") else (1, 3)
-    spread = "" if value.sd is None else f" ± {factor * value.sd:.{digits}f}"
-    return f"{factor * value.mean:.{digits}f}{spread}"
+def _numbers(entry: dict[str, Any], size: int) -> dict[str, float]:
+    """A run's summary; of the scores of parts of it where fewer members count."""
+    found: dict[str, float] = entry["summary"] if size == entry["members"] else entry["clean"]["by_size"][str(size)]
+    return found
+
+
+def _baseline(cell: Cell, others: Sequence[Cell]) -> Cell | None:
+    """The Deep Ensembles of the same size, trained the same way."""
+    if isinstance(cell.recipe.method, DeepEnsembles):
+        return None
+    same = replace(cell.recipe, method=DeepEnsembles(), members=None)
+    return next(
+        (
+            other
+            for other in sorted(others, key=lambda other: other.size != cell.size)
+            if replace(other.recipe, members=None) == same and (other.size == cell.size or cell.size == 1)
+        ),
+        None,
+    )
+
+
+def _run(cell: Cell, entry: dict[str, Any]) -> dict[str, Any]:
+    """A run in a few lines."""
+    return {
+        "folder": cell.folder.name,
+        "title": cell.row.title,
+        "seed": cell.recipe.seed,
+        "members": entry["members"],
+        "recipe": entry["recipe"],
+        "numbers": entry["summary"],
+        "commits": sorted({start.get("commit") or "unknown" for start in entry["environment"]}),
+        "machine": entry["environment"][-1].get("machine"),
+    }
+
+
+def _trained(recipe: Recipe, recipes: Sequence[Recipe]) -> Recipe:
+    """What is trained for a recipe: of Deep Ensembles that differ in size alone, which share members, the largest."""
+    if not isinstance(recipe.method, DeepEnsembles):
+        return recipe
+    alike = [other for other in recipes if replace(other, members=recipe.members) == recipe]
+    return max(alike, key=lambda other: other.size)
 
 
 def _name(recipe: Recipe) -> str:

@@ -6,14 +6,18 @@ A row's recipe is the paper's. Two functions make it smaller:
     laptop    real CIFAR-10 and small networks, for hours on two cores
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from featureflock.data import CIFAR10, Digits
+from featureflock.data import Digits
 from featureflock.evaluation import Protocol
-from featureflock.models import CNN, WRN
-from featureflock.training import Recipe
+from featureflock.methods import Method
+from featureflock.models import CNN, WRN, FastCNN
+from featureflock.priors import Prior
+from featureflock.training import RECIPES, Recipe
+from featureflock.training.recipe import describe
 
 Scale = Literal["smoke", "laptop", "paper"]
 
@@ -38,18 +42,34 @@ def printed(columns: Sequence[str], numbers: str) -> dict[str, str]:
 
 
 def laptop(recipe: Recipe) -> Recipe:
-    """WRN-10 a quarter as wide, half of the members, 10,000 pictures of CIFAR-10, 8 epochs."""
+    """The recipe cifar10-laptop with the row's method, half of its members and a width in proportion to its network's.
+
+    Its 5,000 pictures are fitted at the end: the method acts where the gradients of the data have died down.
+    """
+    width = _width(recipe)
     return replace(
-        recipe,
-        data=CIFAR10(),
-        model=WRN(10, max(1, _width(recipe) // 4)),
+        RECIPES["cifar10-laptop"].recipe,
+        model=FastCNN((2 * width, 8 * width, 16 * width)),
+        method=_for_laptop(recipe.method),
         members=max(recipe.size // 2, min(recipe.size, 2)),
-        subset=10_000,
-        epochs=8,
-        decay_epochs=(5, 7),
-        batch=128,
-        weight_decay=5e-4,
     )
+
+
+_PRECISIONS: dict[tuple[type[Method], type[Prior]], float] = {}
+"""Of priors at the laptop's scale, as `featureflock tune` chose them on held-out pictures (docs/results.md)."""
+
+
+def _for_laptop(method: Method) -> Method:
+    """Half of the rank, as there are half of the members, and the prior that was chosen for this scale, if one was."""
+    changes: dict[str, Any] = {}
+    rank = getattr(method, "rank", None)
+    if rank is not None:
+        changes["rank"] = max(1, rank // 2)
+    prior: Any = getattr(method, "prior", None)
+    precision = _PRECISIONS.get((type(method), type(prior)))
+    if precision is not None:
+        changes["prior"] = replace(prior, precision=precision)
+    return replace(method, **changes)  # type: ignore[type-var]
 
 
 def smoke(recipe: Recipe) -> Recipe:
@@ -81,19 +101,24 @@ class Study:
     """How a recipe is made smaller for two cores, where the usual way would lose what the study is about."""
     smoke: Callable[[Recipe], Recipe] = smoke
     """The same for seconds."""
-    laptop_examples: int | None = 2_000
+    laptop_examples: int | None = None
     """Test examples of a laptop; None for all."""
 
-    def recipe(self, row: Row, scale: Scale, seed: int) -> Recipe:
+    def rows_at(self, scale: Scale) -> list[tuple[Row, Recipe]]:
+        """The rows with their recipes, seed 0; what comes out the same at a smaller scale is there once."""
         small = {"smoke": self.smoke, "laptop": self.laptop}
-        return replace(small[scale](row.recipe) if scale in small else row.recipe, seed=seed)
+        found: dict[str, tuple[Row, Recipe]] = {}
+        for row in self.rows:
+            recipe = small[scale](row.recipe) if scale in small else row.recipe
+            found.setdefault(json.dumps(describe(recipe), sort_keys=True), (row, recipe))
+        return list(found.values())
 
     def seeds_at(self, scale: Scale) -> int:
         return {"smoke": 2, "laptop": 3, "paper": self.seeds}[scale]
 
     def protocol(self, scale: Scale) -> Protocol:
-        """What it is measured on: at smaller scales some of the test pictures."""
-        corrupted = any(column.startswith("corrupted") for column in self.columns)
+        """What it is measured on: at smaller scales some of the test pictures, or of the corrupted ones."""
+        corrupted = any("corrupted" in column or "severity" in column for column in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
         everything = Protocol(maps=maps, unfamiliar=())
         if not corrupted:
@@ -101,7 +126,8 @@ class Study:
         if scale == "smoke":
             few = ("gaussian_noise", "contrast") if corrupted else ()
             return replace(everything, examples=100, corruptions=few, severities=(1, 5), maps=min(maps, 20))
-        return replace(everything, examples=self.laptop_examples) if scale == "laptop" else everything
+        small = replace(everything, examples=self.laptop_examples, corrupted_examples=1_000)
+        return small if scale == "laptop" else everything
 
 
 def _width(recipe: Recipe) -> int:

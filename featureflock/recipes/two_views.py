@@ -65,12 +65,11 @@ def smoke_views(recipe: Recipe) -> Recipe:
     )
 
 
-TWO_VIEWS = Study(
+STUDY = Study(
     "whether members rely on different halves of two-view digits; not in the paper",
     rows_of(_BASE, FeatureWGD().prior),
     view_columns("left", "right"),
     seeds=20,
     smoke=smoke_views,
     laptop=_laptop,
-    laptop_examples=None,
 )

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from featureflock.evaluation.comparing import mean
+from featureflock.methods import DeepEnsembles
 from featureflock.report import svg
 from featureflock.report.panels import (
     WIDTH,
@@ -78,6 +80,36 @@ def by_size(settings: list[Shown]) -> Figure | None:
         "with a band of ± one standard deviation over seeds. Calibrated by temperature."
     )
     return Figure("sizes", "Accuracy and NLL of smaller ensembles", caption, panels, legend(settings))
+
+
+def by_trained_size(settings: list[Shown]) -> Figure | None:
+    """Accuracy and NLL of ensembles that were trained in several sizes: the paper's figure."""
+    methods: dict[str, dict[int, Shown]] = {}
+    for s in settings:
+        methods.setdefault(s.runs[0].method, {}).setdefault(s.members, s)
+    sizes = {size for found in methods.values() if len(found) > 1 for size in found}
+    if sum(map(len, methods.values())) < len(settings) or not sizes:  # they differ in something else
+        return None
+    titled = {method: replace(next(iter(found.values())), title=method) for method, found in methods.items()}
+    panels = []
+    for key, title, factor, top in _METRICS:
+        series = []
+        for method, found in methods.items():
+            points = {size: s.over_seeds("clean", "calibrated", key) for size, s in found.items()}
+            if method == DeepEnsembles.title:  # smaller ones are parts of the largest
+                largest = found[max(found)]
+                parts = sizes & set(map(int, _sizes(largest))) - points.keys()
+                points |= {size: largest.over_seeds("clean", "by_size", str(size), key) for size in parts}
+            series.append(Series(titled[method], [(n, m.mean, m.sd) for n, m in sorted(points.items())]))
+        words = "; ".join(f"{s.setting.title} {_ends(s, factor)}" for s in series)
+        label = f"{title} by the number of members trained together: {words}."
+        panels.append(lines_panel(title, "members", label, series, floor=0, top=top, factors=(1, factor), whole=True))
+    caption = (
+        "Each point is an ensemble trained with so many members, mean over seeds with a band of ± one standard "
+        "deviation. Members of Deep Ensembles do not know of each other: their smaller ensembles are parts of the "
+        "largest. Calibrated by temperature."
+    )
+    return Figure("trained-sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(list(titled.values())))
 
 
 def reliability(settings: list[Shown]) -> Figure:

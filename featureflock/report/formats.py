@@ -86,6 +86,17 @@ def terminal_tables(results: dict[str, Any]) -> list[RichTable]:
     return [terminal_table(results), *(_upright(table, table.title) for table in others)]
 
 
+def terminal_wide(table: Table) -> RichTable:
+    """A line for each row, for printing."""
+    shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, caption_justify="left", title_justify="left")
+    shown.title, shown.caption = Text(table.title), Text(table.note)
+    for head in table.heads:
+        shown.add_column(Text(_titled(head)), justify="right" if head.numeric else "left", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(cell.plain, style="bold" if cell.best else "") for cell in row))
+    return shown
+
+
 def _upright(table: Table, title: str) -> RichTable:
     """With a column for each setting, so that a few of them fit beside each other."""
     shown = RichTable(box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left")

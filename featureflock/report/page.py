@@ -72,7 +72,7 @@ def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
         Section(
             "corruption", "On corrupted pictures", [figures.corruption_boxes(settings), corruption_table(settings)]
         ),
-        Section("size", "By ensemble size", [figures.by_size(settings)]),
+        Section("size", "By ensemble size", [figures.by_trained_size(settings), figures.by_size(settings)]),
         Section("members", "Members", [figures.member_accuracies(settings), members if several else None]),
         Section("views", "Which view members use", [view_figure(settings), *view_tables(results)]),
         Section("looking", "Where members look", [map_grid(evaluation, settings), figures.map_similarity(settings)]),
@@ -109,7 +109,9 @@ def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
     part = f"{count:,} of {whole:,} examples, as many of each class as there are to be had"
     found.append(("clean", f"all {count:,} examples" if count == whole else part))
     if corrupted:
-        found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}"))
+        used = len(next(condition for condition in evaluation.conditions if condition.is_corrupted).positions)
+        some = f"; {used:,} examples of each" if used != count else ""
+        found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}{some}"))
     for condition in evaluation.conditions[1:]:
         if condition.view is not None:
             found.append((condition.name.replace("-", " ", 1), "the same with all else blank: the mean of training"))

@@ -84,6 +84,7 @@ class Table:
 SYMBOLS: dict[Verdict, str] = {"better": " ▲", "worse": " ▼", "unclear": "", "": ""}
 """Beyond noise in favour, beyond noise against."""
 
+_AT = "{}, mean over the corruptions of severity {}"
 CLEAN = (
     Column("accuracy", "Accuracy, %", 2, "high", "the share of examples whose most probable class is right", True),
     Column("nll", "NLL", 4, "low", "mean negative log-likelihood of the labels, in nats"),
@@ -115,6 +116,13 @@ MEMBERS = (
     Column("map_similarity", "Map similarity", 3, "", "cosine of two members' class activation maps"),
     Column("corrupted_map_similarity", "Map similarity, corrupted", 3, "", "the same on corrupted pictures"),
 )
+BY_SEVERITY = (
+    *(
+        Column(f"accuracy_at_severity_{s}", f"A at {s}, %", 2, "high", _AT.format("accuracy", s), True)
+        for s in SEVERITIES
+    ),
+    *(Column(f"nll_at_severity_{s}", f"NLL at {s}", 4, "low", _AT.format("NLL", s)) for s in SEVERITIES),
+)
 EQUIVALENT = "how many members of Deep Ensembles have the same calibrated NLL"
 
 
@@ -122,9 +130,10 @@ def comparison(results: dict[str, Any]) -> Table:
     """One row a setting, with the best in bold."""
     settings = results["settings"]
     columns = [c for c in (*CLEAN, *CORRUPTED) if _known(settings, c)]
-    heads = [Head("Method", numeric=False), Head("Members"), Head("Seeds"), *map(_head, columns)]
+    heads = [Head("Method", numeric=False), Head("Members"), Head("Seeds"), *map(head_of, columns)]
     rows = [
-        [_name(k, s), _count(s["members"]), _count(len(s["seeds"])), *_means(s, columns)] for k, s in _each(settings)
+        [_name(k, s), _count(s["members"]), _count(len(s["seeds"])), *mean_cells(s, columns)]
+        for k, s in _each(settings)
     ]
     if any("deep_ensemble_equivalent" in s for s in settings):
         heads.append(Head("DEE", "high", EQUIVALENT))
@@ -139,8 +148,8 @@ def averages(name: str, title: str, results: dict[str, Any], columns: Sequence[C
     """One row a setting, of those columns that are known."""
     settings = results["settings"]
     known = [c for c in columns if _known(settings, c)]
-    heads = [Head("Method", numeric=False), *map(_head, known)]
-    rows = [[_name(k, s), *_means(s, known)] for k, s in _each(settings)]
+    heads = [Head("Method", numeric=False), *map(head_of, known)]
+    rows = [[_name(k, s), *mean_cells(s, known)] for k, s in _each(settings)]
     return Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings))
 
 
@@ -152,8 +161,8 @@ def differences(
     if not compared:
         return None
     columns = [c for c in columns if any(c.key in s["differences"] for _, s in compared)]
-    heads = [Head("Method", numeric=False), *map(_head, columns)]
-    rows = [[_name(k, s), *(_difference(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
+    heads = [Head("Method", numeric=False), *map(head_of, columns)]
+    rows = [[_name(k, s), *(difference_cell(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
     shared = [next(iter(s["differences"].values()))["seeds"] for _, s in compared]
     alike = len(set(shared)) == 1
     if not alike:
@@ -213,7 +222,7 @@ def in_words(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _head(column: Column) -> Head:
+def head_of(column: Column) -> Head:
     return Head(column.title, column.better, column.meaning)
 
 
@@ -233,7 +242,7 @@ def _count(number: int) -> Cell:
     return Cell(str(number), value=number)
 
 
-def _means(setting: dict[str, Any], columns: Sequence[Column]) -> list[Cell]:
+def mean_cells(setting: dict[str, Any], columns: Sequence[Column]) -> list[Cell]:
     cells = []
     for column in columns:
         found = setting["metrics"].get(column.key)
@@ -245,7 +254,7 @@ def _means(setting: dict[str, Any], columns: Sequence[Column]) -> list[Cell]:
     return cells
 
 
-def _difference(column: Column, found: dict[str, Any] | None) -> Cell:
+def difference_cell(column: Column, found: dict[str, Any] | None) -> Cell:
     if found is None:
         return Cell("–")
     text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
