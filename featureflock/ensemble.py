@@ -147,10 +147,21 @@ class Ensemble(nn.Module):
         self.mesh.average([grad for p, grad in grads.items() if p in own] + statistics)
         self.mesh.average([grad for p, grad in grads.items() if p not in own], among_all=True)
 
-    def check_whole(self) -> None:
-        """Refuse what cannot be done with some of the members."""
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Without the other processes for a while, as it is saved or copied. Refused if they have some of the members;
+        those that have other parts of a batch have the same weights."""
         if any(isinstance(m, Absent) for m in self.extractors):
             raise ValueError("Other processes have some of the members; ff.load has all of them, once they are saved.")
+        ties: list[tuple[nn.Module, str]] = [(self, "mesh")]
+        if isinstance(self.layer, ParticleLayer):
+            ties.append((self.layer, "group"))
+        held = [(module, name, vars(module).pop(name)) for module, name in ties if name in vars(module)]
+        try:
+            yield
+        finally:
+            for module, name, value in held:
+                setattr(module, name, value)
 
     def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
         here = self._here(modules)
@@ -235,8 +246,8 @@ class Ensemble(nn.Module):
             compile: compile the members with torch.compile at the first call for each shape of x, which takes seconds;
                 None: if that can be had here.
         """
-        self.check_whole()
-        ens = copy.deepcopy(self).eval().requires_grad_(False)
+        with self.alone():
+            ens = copy.deepcopy(self).eval().requires_grad_(False)
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         heads = ens.head if isinstance(ens.head, nn.ModuleList) else None
         fast = Ensemble(

@@ -39,15 +39,15 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"save takes an Ensemble; got {type(ens).__name__}.")
-    ens.check_whole()
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give the name of a folder to save the ensemble in.")
     writer, modules, undescribed = Writer(), None, None
-    try:
-        modules = writer.module(ens)
-    except Undescribed as reason:
-        writer, undescribed = Writer(), str(reason)
+    with ens.alone():
+        try:
+            modules = writer.module(ens)
+        except Undescribed as reason:
+            writer, undescribed = Writer(), str(reason)
     state = {name: writer.tensor(tensor, name) for name, tensor in _named_tensors(ens).items()}
     for name, tensor in writer.tensors.items():
         _check_savable(name, tensor)

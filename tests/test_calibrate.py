@@ -128,6 +128,7 @@ def test_bad_data_are_refused_and_the_temperature_stays(ens, batches):
         ([], "gave no batch"),
         ([x], r"batches \(inputs, labels\)"),
         ([(x, y.tolist())], r"batches \(inputs, labels\)"),
+        ([(x[0], y[0])], r"batches \(inputs, labels\)"),
         ([(x, y + 4)], "labels must be from 0 to 3"),
         ([(x, y[:5])], "one for each example"),
         ([(x * math.nan, y)], "not finite"),

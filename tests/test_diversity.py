@@ -150,6 +150,8 @@ def test_bad_sets_are_refused():
     for bad in (torch.zeros(0), torch.zeros(2, 2), torch.tensor([math.nan])):
         with pytest.raises(ValueError, match="outside must be a non-empty vector of numbers"):
             ev.detection(torch.zeros(3), bad)
+    with pytest.raises(ValueError, match="inside must be a tensor of numbers; got ndarray"):
+        ev.detection(torch.zeros(3).numpy(), torch.zeros(3))
 
 
 # ---- deep-ensemble equivalent

@@ -1,6 +1,7 @@
 """Trees of pictures, a folder for each class: windows, scaling, and files that cannot be read."""
 
 import math
+import os
 import random
 
 import numpy as np
@@ -113,6 +114,14 @@ def test_broken_pictures_are_named_and_skipped(tree, workers):
     named = " ".join(" ".join(batch.unreadable) for batch in batches)
     assert all(name in named for name in ("bee/3.JPEG", "cat/5.JPEG", "ant/0.JPEG"))
     assert [batch.y.unique().tolist() for batch in batches] == [[0], [1], [2]]  # labels stay with their pictures
+
+
+def test_a_pipe_is_not_waited_for(tree):
+    os.mkfifo(tree / "val" / "bee" / "pipe.png")
+    test = ImageFolder(tree, size=16, workers=0).load().test
+    (batch,) = test.batches([torch.arange(13)], CPU)
+    assert len(batch.y) == 12
+    assert batch.unreadable == (f"{tree}/val/bee/pipe.png (it is no ordinary file)",)
 
 
 def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(tree):

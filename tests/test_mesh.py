@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 from torch.testing import assert_close
 
+import featureflock as ff
 from featureflock.contact import fresh_part
 from featureflock.data import OwnData
 from featureflock.distributed import ALONE, Axis, MeshShape, joined
@@ -291,3 +292,30 @@ def test_one_process_is_the_mesh_1_by_1():
     )
     with wrong, joined(MeshShape(2)):
         pass
+
+
+def saved_and_copied(folder: Path, members: int, data: int) -> None:
+    with joined(MeshShape(members, data, timeout=60)) as mesh:
+        torch.manual_seed(0)
+        extractors = [nn.Linear(4, 3) for _ in range(2)]
+        ens = ff.Ensemble(extractors, nn.Linear(3, 2), ff.ParticleLayer(rank=1)).shard(mesh)
+        path, x = folder / str(mesh.world.rank), torch.ones(5, 4)
+        if members > 1:
+            for use in (lambda: ff.save(ens, path), ens.for_inference):
+                with pytest.raises(ValueError, match="Other processes have some of the members"):
+                    use()
+            assert not path.exists()
+            return
+        ff.save(ens, path)
+        for copy in (ff.load(path), ens.for_inference(compile=False)):
+            assert copy.mesh is ALONE
+            assert_close(copy.predict(x), ens.predict(x))
+        assert ens.mesh is mesh
+        assert isinstance(ens.layer, ff.ParticleLayer)
+        assert ens.layer.group is mesh.data.group
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_what_is_divided_by_data_alone_is_saved_and_copied_and_what_misses_members_is_refused(tmp_path, shape):
+    started = start(2, tmp_path / "said", saved_and_copied, tmp_path, *shape)
+    assert finish(started) == [0, 0], (tmp_path / "said" / "0").read_text()

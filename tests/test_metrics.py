@@ -277,5 +277,6 @@ def test_logits_are_not_taken_for_log_probabilities():
         ev.scores(torch.tensor([[math.nan, 0.0]]), torch.tensor([0]))
     with pytest.raises(ValueError, match=r"member_probs must have shape \(members, examples, classes\)"):
         ev.member_accuracy(P, Y)
-    with pytest.raises(ValueError, match="bins must be at least 1; got 0"):
-        ev.ece(P, Y, bins=0)
+    for bins in (0, 2.5):
+        with pytest.raises(ValueError, match=f"bins must be an integer of at least 1; got {bins}"):
+            ev.ece(P, Y, bins=bins)

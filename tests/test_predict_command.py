@@ -148,6 +148,20 @@ def test_what_was_done_to_a_picture_is_said(command, run, tmp_path):
     assert "printing colours (CMYK) converted to RGB; of 30 × 20 pixels the centre, scaled to 8 × 8" in out
 
 
+def test_colours_by_lightness_are_not_grey_nor_transparent(command, run, tmp_path):
+    Image.new("LAB", (8, 8)).save(tmp_path / "lab.tiff")
+    (answer,) = json.loads(command(run, tmp_path / "lab.tiff", "--json")[0])
+    assert answer["note"] == ""
+
+
+def test_of_several_frames_it_is_the_first(command, run, picture, tmp_path):
+    with Image.open(picture) as first:
+        first.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("L", (8, 8), k) for k in (9, 99)])
+    still, moving = json.loads(command(run, picture, tmp_path / "moving.gif", "--json")[0])
+    assert moving["probability"] == pytest.approx(still["probability"], abs=1e-3)
+    assert "the first of 3 frames" in moving["note"]
+
+
 def test_transparent_pixels_are_white(command, run, tmp_path):
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "clear.png")
     Image.new("RGB", (8, 8), "white").save(tmp_path / "white.png")
@@ -232,6 +246,14 @@ def test_explanation_that_cannot_be_written_is_refused_before_the_work(command, 
     assert code
     assert "cannot be written; give a file in a folder that exists" in err
     assert not (run / "predictions").exists()
+
+
+def test_an_explanation_too_large_for_its_format_leaves_no_file(command, run, picture, tmp_path):
+    _, err, code = command(run, *[picture] * 500, "--explain", "--out", tmp_path / "why.webp")
+    assert code
+    assert "pixels, cannot be written to" in err
+    assert "give another --out, such as a .png, or fewer pictures." in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digit.png", "run"]
 
 
 def test_without_the_data_it_says_that_nothing_is_calibrated(command, run, picture):

@@ -128,7 +128,11 @@ def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
     assert is_kept(read_run(run.folder.path), condition)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b)])
+def _one_bit(data):
+    return data[:-40_000] + bytes([data[-40_000] ^ 1]) + data[-39_999:]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b), _one_bit])
 def test_a_damaged_file_is_computed_again(run, splits, damage):
     condition = sets.clean(splits)
     compute(run, condition)
@@ -136,6 +140,17 @@ def test_a_damaged_file_is_computed_again(run, splits, damage):
     path.write_bytes(damage(path.read_bytes()))
     assert not is_kept(run, condition)
     compute(run, condition)
+    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+
+
+def test_files_of_older_versions_without_a_digest_are_used(run, splits):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        about = file.metadata()
+    del about["sha256"]
+    path.write_bytes(safetensors.torch.save(safetensors.torch.load(path.read_bytes()), about))
     assert torch.equal(read(run, condition).log_probs, before.log_probs)
 
 

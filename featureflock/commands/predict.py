@@ -1,5 +1,6 @@
 """featureflock predict: a trained run's opinion of pictures."""
 
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from featureflock.evaluation.classifying import Answer, Classifier
 from featureflock.evaluation.maps import can_map
 from featureflock.evaluation.predictions import Predictor
 from featureflock.evaluation.runs import read_run
+from featureflock.files import write_atomically
 from featureflock.training import Engine
 
 
@@ -82,7 +84,7 @@ def main(args: list[str]) -> None:
             how = f"calibrated on {classifier.calibrated_on} (temperature {classifier.temperature:.3f})"
             console.print(f"Probabilities are {how}.", soft_wrap=True)
     if options.explain and read:
-        _explain(classifier, read, answers).save(options.out)
+        _draw(_explain(classifier, read, answers), options.out)
         say(f"wrote {options.out}")
     if refused:
         raise ValueError(" ".join(refused))
@@ -93,6 +95,20 @@ def _check_drawing(path: Path) -> None:
         raise ValueError(f"--out {path} cannot be written; give a file in a folder that exists.")
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"--out {path} must end in .png, .jpg or .webp.")
+
+
+def _draw(picture: Image.Image, path: Path) -> None:
+    """All of the file or nothing."""
+    data = io.BytesIO()
+    try:
+        picture.save(data, Image.registered_extensions()[path.suffix.lower()])
+        write_atomically(path, data.getvalue())
+    except (OSError, ValueError) as error:
+        size = f"{picture.width} × {picture.height}"
+        raise ValueError(
+            f"What --explain draws, {size} pixels, cannot be written to {path} ({error}); give another --out, such as "
+            "a .png, or fewer pictures."
+        ) from error
 
 
 def _table(answers: list[Answer]) -> Table:

@@ -88,9 +88,12 @@ class PictureFiles(Reader):
     """In evaluation the shorter side is scaled to size · margin; 1 for pictures that have been cropped before."""
 
     def read(self, index: int, draw: Draw | None) -> Tensor:
+        path = self.name(index)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+            raise ValueError("it is no ordinary file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
-            with Image.open(os.path.join(self.folder, self.paths[index])) as file:
+            with Image.open(path) as file:
                 picture = in_colour(file)
         if draw is None:
             return _pixels(centre(picture, self.size, self.margin))

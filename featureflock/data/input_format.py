@@ -18,7 +18,9 @@ from featureflock.data.streamed import Streamed
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
 """Those that Pillow reads without the help of another program."""
-_NOTES = {"CMYK": "printing colours (CMYK) converted to RGB", "L": "grey", "I;16": "16 bits reduced to 8, grey"}
+_NOTES = {"CMYK": "printing colours (CMYK) converted to RGB", "L": "grey", "LA": "grey"}
+_TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
+_DEEP_GREY = "16 bits reduced to 8, grey"
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,13 @@ def _opened(path: Path) -> tuple[Image.Image, list[str]]:
             warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as file:
-                notes = [words for start, words in _NOTES.items() if file.mode.startswith(start)]
+                words = _DEEP_GREY if file.mode.startswith("I;16") else _NOTES.get(file.mode)
+                notes = [] if words is None else [words]
+                frames = getattr(file, "n_frames", 1)
+                if frames > 1:
+                    notes.append(f"the first of {frames} frames")
                 upright = ImageOps.exif_transpose(file)
-                transparent = "A" in upright.getbands() or "transparency" in upright.info
+                transparent = upright.mode in _TRANSPARENT or "transparency" in upright.info
                 if transparent and not upright.mode.startswith("I"):
                     notes.append("what is transparent is white")
                     layer = upright.convert("RGBA")

@@ -106,7 +106,8 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
     where = next((p.device for p in ens.parameters()), torch.device("cpu"))
     parts = []
     for batch in loader:
-        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # of a Dataset, single examples come
             raise ValueError("calibrate needs batches (inputs, labels), labels a tensor of class numbers.")
         x, y = batch
         if not len(y):

@@ -120,8 +120,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """Count, confidence and accuracy for each bin of the top probability."""
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1; got {bins}.")
+    if not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins must be an integer of at least 1; got {bins!r}.")
     p = checked_probs(probs)
     return _reliability(*_top(p, checked_labels(labels, p)), bins)
 

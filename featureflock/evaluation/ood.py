@@ -53,6 +53,8 @@ def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> Ou
 def detection(inside: Tensor, outside: Tensor) -> Detection:
     """AUROC, AUPR and FPR95 of any uncertainty, larger for the unfamiliar, (B,) on familiar and on other inputs."""
     for name, x in (("inside", inside), ("outside", outside)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor of numbers; got {type(x).__name__}.")
         if x.dim() != 1 or not len(x) or x.isnan().any():
             raise ValueError(f"{name} must be a non-empty vector of numbers; got shape {tuple(x.shape)} or NaN.")
     values, place = torch.cat([inside, outside]).detach().double().unique(return_inverse=True)

@@ -3,12 +3,14 @@
     RUN/predictions/<test set>.safetensors      log_probs float32 (n, B, C), labels (B,), positions (B,), asked (·)
 
 A file is written whole or not at all, so an interrupted evaluation goes on where it was. It holds good for the weights
-and the test set that it names; of more examples than are asked for, those that are asked for are used.
+and the test set that it names, while its content is what its digest stands for; of more examples than are asked for,
+those that are asked for are used.
 
 Shapes: n members, B examples, C classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import safetensors
@@ -126,7 +128,8 @@ def keep(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) 
     try:
         folder.mkdir(exist_ok=True)
         clear_partials(folder)
-        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, _about(run, identity)))
+        about = _about(run, identity) | {"sha256": _digest(tensors)}
+        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, about))
     except OSError as error:
         raise OSError(
             f"{folder} could not be written to ({error.strerror or error}); what was written before is sound. Make "
@@ -138,15 +141,29 @@ def kept(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dic
     """Tensors of a file beside a run; None if it is missing, damaged, of other weights, or of something else."""
     try:
         with safetensors.safe_open(run.folder.predictions / f"{name}.safetensors", "pt") as file:
-            if file.metadata() != _about(run, identity):
+            about = file.metadata() or {}
+            digest = about.pop("sha256", None)  # files of older versions have none
+            if about != _about(run, identity):
                 return None
-            return {each: file.get_tensor(each).clone() for each in names}  # not the file itself, which may be altered
-    except (OSError, safetensors.SafetensorError):
+            there = file.keys()
+            tensors = {each: file.get_tensor(each).clone() for each in there}  # not the file itself: it may be altered
+            if digest not in (None, _digest(tensors)):
+                return None
+            return {each: tensors[each] for each in names}
+    except (OSError, KeyError, safetensors.SafetensorError):
         return None
 
 
 def _about(run: TrainedRun, identity: str) -> dict[str, str]:
     return {"format": _FORMAT, "weights": run.weights, "condition": identity}
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.contiguous().numpy().data)
+    return sha.hexdigest()
 
 
 def batches_of(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
