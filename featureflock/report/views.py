@@ -22,8 +22,8 @@ def view_figure(settings: list[Shown]) -> Figure | None:
     spans = [svg.padded(values, floor=0, top=1) for values in zip(*every, strict=True)]
     panels = [_panel(s, names, spans[0], spans[1]) for s in settings]
     caption = (
-        f"Each circle is a member: its accuracy where only the {names[0]} is left, and where only the {names[1]} is; "
-        "all else is blank. The large mark is the ensemble. Members that specialise would lie at the lower right and "
+        f"Each circle is a member: its accuracy where all but the {names[0]} is blank, and where all but the "
+        f"{names[1]} is. The large mark is the ensemble. Members that specialise would lie at the lower right and "
         "at the upper left. Dotted lines are chance, where they are within the axes, which are the same in all panels. "
         "All seeds are shown."
     )
