@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -343,6 +344,14 @@ def test_the_files_are_written(evaluation, tmp_path):
     written = write_tables(evaluation, tmp_path / "tables")
     assert sorted(written) == sorted((tmp_path / "tables").iterdir())
     assert [p.name for p in written] == ["results.json", "table.md", "table.tex"]
+
+
+def test_figures_stand_alone_with_their_legends(evaluation, settings, tmp_path):
+    write_report(evaluation, tmp_path)
+    texts = list(ElementTree.parse(tmp_path / "severity.svg").getroot().itertext())
+    assert all(s.title in texts for s in settings)
+    assert not (tmp_path / "sizes.svg").exists()  # all were trained with as many members
+    assert (tmp_path / "map_similarity.svg").exists() == (tmp_path / "maps.png").exists() == bool(evaluation.mapped)
 
 
 def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(evaluation, tmp_path):

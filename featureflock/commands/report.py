@@ -21,7 +21,7 @@ class Options(Request):
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-report")
-    """Folder for report.html, results.json, table.md and table.tex, and for data with two views also views.svg."""
+    """Folder for report.html, results.json, table.md and table.tex, and figures of their own."""
     open: bool = False
     """Show the page in the browser."""
 

@@ -16,6 +16,8 @@ from featureflock.report.svg import Plot, Span, tag
 _HERE = Path(__file__).parent
 WIDTH, HEIGHT = 360, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 30, 42
+_LEGEND = 22
+"""Height of a line of a legend."""
 
 
 class Key(NamedTuple):
@@ -159,12 +161,16 @@ def alone(figure: Figure, across: int = 3, high: float = HEIGHT) -> str:
     """A figure as an SVG file that needs no page, its panels side by side, as right in light as in dark."""
     columns = min(across, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
-    wide, tall = columns * figure.natural, rows * high
+    wide, below = columns * figure.natural, rows * high
+    tall = below + _LEGEND * len(figure.legend)
     parts = [tag("title", figure.title), tag("style", Markup((_HERE / "figures.css").read_text("utf-8")))]
     parts.append(tag("rect", width=wide, height=tall, style="fill: var(--paper)"))
     for k, panel in enumerate(figure.panels):
         place = {"x": (k % columns) * figure.natural, "y": k // columns * high}
         parts.append(tag("svg", panel, width=figure.natural, height=high, **place))
+    for k, key in enumerate(figure.legend):
+        parts.append(tag("svg", key.sign, x=10, y=below + _LEGEND * k, width=24, height=14))
+        parts.append(tag("text", key.title, class_="heading", x=40, y=below + _LEGEND * k + 12))
     view, space = f"0 0 {wide:g} {tall:g}", "http://www.w3.org/2000/svg"
     whole = tag("svg", *parts, xmlns=space, role="img", font_family="sans-serif", width=wide, height=tall, viewBox=view)
     return f"{whole}\n"

@@ -1,11 +1,14 @@
 """The files of a report, each written whole or not at all."""
 
+import base64
 import json
 from pathlib import Path
 
 from featureflock.evaluation.evaluating import Evaluation
 from featureflock.files import write_atomically
+from featureflock.report import figures
 from featureflock.report.formats import latex, latex_text, markdown
+from featureflock.report.maps import map_grid
 from featureflock.report.page import page
 from featureflock.report.panels import alone
 from featureflock.report.settings import shown_settings
@@ -17,12 +20,23 @@ from featureflock.version import __version__
 def write_report(evaluation: Evaluation, folder: Path) -> Path:
     """Write the page report.html, results.json, table.md and table.tex into a folder; gives the page's path.
 
-    For data with two views also views.svg, the figure of them.
+    The paper's figures, where there are numbers for them, stand beside it as files of their own: severity.svg,
+    sizes.svg, map_similarity.svg and maps.png; for data with two views also views.svg.
     """
-    html, views = page(evaluation).encode(), view_figure(shown_settings(evaluation))
+    html, settings = page(evaluation).encode(), shown_settings(evaluation)
+    found = {
+        "severity": figures.corruption_boxes(settings),
+        "sizes": figures.by_trained_size(settings),
+        "map_similarity": figures.map_similarity(settings),
+        "views": view_figure(settings),
+    }
+    maps = map_grid(evaluation, settings)
     write_tables(evaluation, folder)
-    if views is not None:
-        _write(folder / "views.svg", alone(views).encode())
+    for name, figure in found.items():
+        if figure is not None:
+            _write(folder / f"{name}.svg", alone(figure).encode())
+    if maps is not None:
+        _write(folder / "maps.png", base64.b64decode(maps.picture.partition(",")[2]))
     path = folder / "report.html"
     _write(path, html)
     return path
