@@ -22,8 +22,8 @@ def view_figure(settings: list[Shown]) -> Figure | None:
     spans = [svg.padded(values, floor=0, top=1) for values in zip(*every, strict=True)]
     panels = [_panel(s, names, spans[0], spans[1]) for s in settings]
     caption = (
-        f"Each circle is a member: its accuracy where only the {names[0]} is left, and where only the {names[1]} is; "
-        "all else is blank. The large mark is the ensemble. Members that specialise would lie at the lower right and "
+        f"Each circle is a member: its accuracy where all but the {names[0]} is blank, and where all but the "
+        f"{names[1]} is. The large mark is the ensemble. Members that specialise would lie at the lower right and "
         "at the upper left. Dotted lines are chance, where they are within the axes, which are the same in all panels. "
         "All seeds are shown."
     )
@@ -65,7 +65,9 @@ def _panel(s: Shown, names: tuple[str, ...], x_span: Point, y_span: Point) -> Ma
     x_ticks, y_ticks = (
         svg.labelled([t / 100 for t in svg.ticks(100 * low, 100 * high)], 100) for low, high in (x_span, y_span)
     )
-    parts = [heading(cut(s.title, 38)), tag("text", f"correct with only the {names[1]}, %", class_="tick", x=4, y=27)]
+    y_label = f"correct with only the {names[1]}, %"
+    parts = [heading(cut(s.title, 38))]
+    parts.append(tag("text", y_label, class_="tick", x=_WIDTH - 10, y=27, text_anchor="end"))
     parts.append(plot.frame(x_ticks, y_ticks, f"correct with only the {names[0]}, %"))
     chance = s.measured[0]["views"]["chance"]
     if x_span[0] < chance < x_span[1]:
