@@ -8,7 +8,6 @@ import torch
 
 from featureflock.commands.tune import Search, candidates, choose, main
 from featureflock.data import DataSet, Digits, HeldOut, Splits
-from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.recipes import reproduce
 from featureflock.training import RECIPES
 
@@ -104,9 +103,11 @@ def test_mistakes_get_one_sentence(args, words, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_deep_ensembles_can_be_measured_on_the_same_examples():
-    recipe = replace(RECIPES["digits-cnn"].recipe, method=DeepEnsembles())
-    study, tried = candidates(recipe, Search(precisions=(), held_out=100))
-    assert [row.recipe.method for row in study.rows] == [DeepEnsembles()]
-    assert list(tried.values()) == [{}]
-    assert isinstance(RECIPES["digits-cnn"].recipe.method, FeatureWGD)
+def test_deep_ensembles_are_measured_on_the_same_examples_and_never_chosen(tmp_path, capsys):
+    main([*QUICK, "--precisions", "1e3", "--reference", "--out", str(tmp_path)])
+    ours, theirs = json.loads((tmp_path / "tune-digits-cnn.json").read_text())["rows"]
+    assert (ours["title"], theirs["title"]) == ("precision 1000", "Deep Ensembles")
+    difference = ours["ours"]["nll"]["mean"] - theirs["ours"]["nll"]["mean"]
+    assert difference > 0
+    assert ours["differences"]["nll"]["mean"] == pytest.approx(difference)
+    assert "Best by nll on held-out examples: precision 1000." in capsys.readouterr().out

@@ -13,7 +13,7 @@ from featureflock.commands.recipe_flags import read_flags
 from featureflock.commands.reproduce import carry_out
 from featureflock.commands.terminal import make_console
 from featureflock.data import HeldOut
-from featureflock.methods import Method
+from featureflock.methods import DeepEnsembles, Method
 from featureflock.recipes import Row, Shard, Study
 from featureflock.recipes.study import CLEAN, CORRUPTED
 from featureflock.training import Recipe
@@ -33,6 +33,8 @@ class Search:
     """What is best, on the held-out examples: after temperature scaling, mean over seeds."""
     held_out: int = 5_000
     """How many training examples are held out to choose by, as many of each class. The test set is not looked at."""
+    reference: bool = False
+    """Also train Deep Ensembles, and show how candidates differ from them on the held-out examples."""
     seeds: int = 1
     """How many seeds each candidate is trained with."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
@@ -69,7 +71,7 @@ def main(args: list[str]) -> None:
     )
     if outcome.results is None:
         return
-    best = choose(outcome.results["rows"], search.by)
+    best = choose([row for row in outcome.results["rows"] if row["title"] in tried], search.by)
     console.print(f"Best by {search.by.replace('_', ' ')} on held-out examples: {best}.", soft_wrap=True)
     for field, values in (("precision", search.precisions), ("rank", search.ranks)):
         if len(values) > 1 and tried[best].get(field) in (min(values), max(values)):
@@ -93,6 +95,8 @@ def candidates(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
         title = ", ".join(f"{field} {value:g}" for field, value in known.items()) or "as it is"
         tried[title] = known
         rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, precision, rank))))
+    if search.reference:
+        rows.append(Row(DeepEnsembles.title, replace(recipe, data=data, method=DeepEnsembles())))
     columns = (*CLEAN, *(CORRUPTED if search.by.startswith("corrupted") else ()), "member_accuracy", "disagreement")
     what = f"{recipe.method.title} on {search.held_out:,} held-out training examples"
     return Study(what, tuple(rows), columns, search.seeds), tried
