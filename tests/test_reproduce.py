@@ -96,6 +96,7 @@ def test_training_costs_are_those_of_the_products():
 
 
 def work(folder: Path, shard: tuple[int, int], done) -> None:
+    torch.set_num_threads(1)  # more of them, in three processes, would wait for each other
     outcome = reproduce(SMALL, "smoke", folder, shard=Shard(*shard))
     done.put((shard, None if outcome.results is None else outcome.results["rows"]))
 
@@ -108,7 +109,7 @@ def test_workers_share_a_folder_and_train_each_run_once(tmp_path):
     workers = [context.Process(target=work, args=(tmp_path, shard, done)) for shard in shards]
     for worker in workers:
         worker.start()
-    outcomes = [done.get(timeout=240) for _ in workers]
+    outcomes = [done.get(timeout=500) for _ in workers]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
@@ -123,9 +124,9 @@ def test_workers_share_a_folder_and_train_each_run_once(tmp_path):
     assert again.results is not None
     assert again.left == []
     assert all(table == again.results["rows"] for table in tables)
-    alone = context.Process(target=work, args=(tmp_path / "alone", (1, 1), done))  # with as many threads
+    alone = context.Process(target=work, args=(tmp_path / "alone", (1, 1), done))
     alone.start()
-    assert done.get(timeout=240)[1] == again.results["rows"]
+    assert done.get(timeout=500)[1] == again.results["rows"]
     alone.join(60)
 
 
@@ -163,9 +164,12 @@ def test_every_study_runs_at_the_smallest_scale(name, shared_runs):
     assert [row["title"] for row in rows] == [row.title for row, _ in study.rows_at("smoke")]
     for row in rows:
         wanted = {column for column in study.columns if row["members"] > 1 or column not in ABOUT_PAIRS}
-        assert row["ours"].keys() == {column for column in wanted if column[-1] not in "234"}  # severities 1 and 5 only
+        wanted -= {column for column in wanted if column[-1] in "234"}  # of the severities there are 1 and 5 only
+        if name == "dominoes":  # at this scale of two-view digits, whose views are called otherwise
+            wanted -= {column for column in wanted if "digit" in column or "picture" in column}
+        assert row["ours"].keys() == wanted
         for key, value in row["ours"].items():
-            assert 0 <= value["mean"] <= (1 if "nll" not in key else 20)
+            assert 0 <= value["mean"] <= (20 if "nll" in key else 2 if key == "covered_views" else 1)
     has_maps = any("map" in column for column in study.columns)
     for evaluation in outcome.evaluations:
         assert (evaluation.maps(evaluation.settings[0].runs[0]) is not None) == has_maps
