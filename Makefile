@@ -1,5 +1,6 @@
 # make demo   train and compare ensembles on embedded data; prints a table, writes featureflock-demo/
-# make test   linters, types and tests; make coverage says which lines they reach, and takes longer
+# make test   linters, types and tests, in less than ten minutes with set-up; make coverage also tries the slow benchmarks,
+#             and says which lines tests reach
 # make bench  speed and memory, as ratios measured side by side, in minutes; FULL=1 for the large settings; writes bench.json
 # Each sets itself up in .venv first.
 
@@ -18,7 +19,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
 
 coverage: $(READY)
 	$(PYTEST) --cov=featureflock --cov-report=term-missing:skip-covered

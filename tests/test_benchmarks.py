@@ -16,12 +16,12 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 @pytest.mark.parametrize(
     "script",
     [
-        "transport.py",
-        "communication.py",
         "engine.py",
         "methods.py",
         "to_accuracy.py",
-        "profile_step.py",
+        pytest.param("transport.py", marks=pytest.mark.slow),
+        pytest.param("communication.py", marks=pytest.mark.slow),
+        pytest.param("profile_step.py", marks=pytest.mark.slow),
     ],
 )
 def test_benchmarks_run(script, tmp_path):
@@ -31,6 +31,7 @@ def test_benchmarks_run(script, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", ["overhead scaling threads memory", "throughput prediction evaluation corruptions startup"]
 )
