@@ -154,6 +154,19 @@ def test_the_command_prints_our_numbers_beside_the_papers(tmp_path, capsys):
     assert "0 runs to train" in capsys.readouterr().out
 
 
+def test_several_studies_by_one_command(tmp_path, capsys, monkeypatch):
+    """With what all of them take first; runs that they share are trained once."""
+    chosen = {name: STUDIES[name] for name in ("feature-map", "priors", "rank")}
+    monkeypatch.setattr("featureflock.commands.reproduce.STUDIES", chosen)
+    main(["all", "--seeds", "1", "--out", str(tmp_path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    runs = {cell.folder for study in chosen.values() for cell in cells(study, "smoke", tmp_path / "smoke", 1)}
+    assert len(runs) < sum(len(study.rows) for study in chosen.values())
+    assert f"3 studies; {len(runs)} runs to train." in printed
+    assert all(folder.is_dir() for folder in runs)
+    assert all((tmp_path / "smoke" / name / "report.html").is_file() for name in chosen)
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_runs_at_the_smallest_scale(name, shared_runs):
     """Its rows have all the numbers that it is about, each within its limits."""
@@ -243,6 +256,8 @@ def test_torchrun_is_for_train(tmp_path, monkeypatch):
     ("args", "words"),
     [
         (["cifar11"], "cifar10"),
+        (["cifar10", "cifar11"], "cifar11"),
+        ([], "such as cifar10, or all"),
         (["cifar10", "--shard", "9/8"], "such as 3/8"),
         (["cifar10", "--shard", "three"], "such as 3/8"),
         (["cifar10", "--seeds", "0"], "at least 1"),

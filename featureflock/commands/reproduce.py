@@ -1,6 +1,7 @@
-"""featureflock reproduce: a table of the paper, trained, measured, and beside the paper's numbers."""
+"""featureflock reproduce: tables and figures of the paper, trained, measured, and beside the paper's numbers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
@@ -14,10 +15,12 @@ from featureflock.commands.terminal import counting, make_console
 from featureflock.files import check_folder, write_atomically
 from featureflock.hints import unknown
 from featureflock.launched import is_launched
-from featureflock.recipes import STUDIES, Outcome, Scale, Shard, Study, cells, reproduce, to_train
-from featureflock.recipes.costs import cost
+from featureflock.recipes import STUDIES, Cell, Outcome, Scale, Shard, Study, cells, reproduce, to_train
+from featureflock.recipes.costs import cost, gpu_time
 from featureflock.report import beside_paper, markdown, terminal_wide, write_report
 from featureflock.training import Bar, Engine, Lines
+
+_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Options:
     Finished runs are never trained again, and an interrupted study goes on by the same command.
     """
 
-    name: Annotated[str, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = ""
-    """Which table; --list says what there is."""
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …"), tyro.conf.Positional] = ()
+    """Which tables, one after another, or all; --list says what there is."""
     scale: Scale = "smoke"
     """smoke: embedded digits, in seconds. laptop: small networks on CIFAR-10, in hours. paper: its own, for GPUs."""
     seeds: int | None = None
@@ -51,26 +54,34 @@ def main(args: list[str]) -> None:
     if options.list:
         _list(console)
         return
-    if options.name not in STUDIES:
-        raise unknown("study", options.name, STUDIES, otherwise="featureflock reproduce --list says what there is.")
+    names = tuple(STUDIES) if options.names == (_ALL,) else options.names
+    if not names:
+        raise ValueError("Say which study, such as cifar10, or all; featureflock reproduce --list says what there is.")
+    for name in names:
+        if name not in STUDIES:
+            raise unknown("study", name, STUDIES, otherwise="featureflock reproduce --list says what there is.")
     if options.seeds is not None and options.seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {options.seeds}.")
-    study, out = STUDIES[options.name], options.out / options.scale
-    outcome = carry_out(
-        console,
-        options.name,
-        study,
-        options.scale,
-        out,
-        seeds=options.seeds,
-        shard=Shard.parse(options.shard),
-        engine=Engine(device=options.device),
-    )
-    for evaluation in outcome.evaluations:
-        name = evaluation.results["data"].lower()
-        folder = out / options.name / name if len(outcome.evaluations) > 1 else out / options.name
-        page = write_report(evaluation, folder)
-        console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)
+    shard, out = Shard.parse(options.shard), options.out / options.scale
+    if len(names) > 1:
+        together = [cell for name in names for cell in cells(STUDIES[name], options.scale, out, options.seeds)]
+        _say_what_it_takes(console, f"{len(names)} studies", together)
+    for name in names:
+        outcome = carry_out(
+            console,
+            name,
+            STUDIES[name],
+            options.scale,
+            out,
+            seeds=options.seeds,
+            shard=shard,
+            engine=Engine(device=options.device),
+        )
+        for evaluation in outcome.evaluations:
+            data = evaluation.results["data"].lower()
+            folder = out / name / data if len(outcome.evaluations) > 1 else out / name
+            page = write_report(evaluation, folder)
+            console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)
 
 
 def carry_out(
@@ -89,10 +100,7 @@ def carry_out(
     if is_launched():
         raise ValueError("A study is not for torchrun: start a worker for each GPU or host, with --shard 1/8, 2/8, …")
     check_folder(out)
-    todo = [cell.recipe for cell in to_train(cells(study, scale, out, seeds)) if not cell.is_finished]
-    console.print(f"{name}: {study.what}; {len(todo)} runs to train.", soft_wrap=True)
-    if todo:
-        console.print(cost(todo), soft_wrap=True)
+    _say_what_it_takes(console, f"{name}: {study.what}", cells(study, scale, out, seeds))
     with counting(console, "examples") as progress:
         outcome = reproduce(
             study,
@@ -120,11 +128,21 @@ def carry_out(
     return outcome
 
 
+def _say_what_it_takes(console: Console, what: str, everything: Sequence[Cell]) -> None:
+    """How many runs are missing, and their cost."""
+    todo = [cell.recipe for cell in to_train(everything) if not cell.is_finished]
+    console.print(f"{what}; {len(todo)} runs to train.", soft_wrap=True)
+    if todo:
+        console.print(cost(todo), soft_wrap=True)
+
+
 def _list(console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("NAME", "what", "runs: smoke, laptop, paper"):
+    for heading in ("NAME", "what", "runs: smoke, laptop, paper", "paper, on an A100"):
         table.add_column(heading)
     for name, study in STUDIES.items():
-        counts = [str(len(to_train(cells(study, scale, Path())))) for scale in get_args(Scale)]
-        table.add_row(name, study.what, ", ".join(counts))
+        runs = {scale: [cell.recipe for cell in to_train(cells(study, scale, Path()))] for scale in get_args(Scale)}
+        table.add_row(
+            name, study.what, ", ".join(str(len(recipes)) for recipes in runs.values()), gpu_time(runs["paper"])
+        )
     console.print(table)
