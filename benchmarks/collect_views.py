@@ -1,7 +1,8 @@
 """What is kept of a study of views in results/: all means, paired differences and each member's numbers.
 
 featureflock reproduce two-views --scale laptop --seeds 5
-python benchmarks/collect_views.py reproductions/laptop/two-views.json results/two_views.json
+python benchmarks/collect_views.py reproductions/laptop/two-views/results.json results/two_views.json
+python benchmarks/collect_views.py --draw results/two_views.json docs/images/two_views.svg
 
 What repulsion adds is the difference of feature-WGD from feature-MAP, which has the same shared head and prior.
 """
@@ -15,7 +16,9 @@ import collect_evaluation
 
 from featureflock.evaluation.comparing import paired_difference
 from featureflock.report.formats import markdown
-from featureflock.report.views import view_tables
+from featureflock.report.panels import alone
+from featureflock.report.settings import Shown
+from featureflock.report.views import view_figure, view_tables
 
 ABLATION = "feature-MAP"
 
@@ -35,6 +38,15 @@ def table(results: dict[str, Any]) -> str:
     assert paired is not None
     note = f"Differences from {ABLATION} on the same seeds, likewise: what the repulsion adds."
     return "\n".join([*parts, markdown(paired).partition("\n\n")[0], "", note])
+
+
+def picture(results: dict[str, Any]) -> str:
+    """Each member by what it can do with one view only, as SVG."""
+    runs = {run["folder"]: run for run in results["runs"]}
+    shown = [Shown(s["title"], k, s, [], [runs[run] for run in s["runs"]]) for k, s in enumerate(results["settings"])]
+    figure = view_figure(shown)
+    assert figure is not None
+    return alone(figure)
 
 
 def _against(results: dict[str, Any], title: str) -> list[dict[str, Any]]:
@@ -57,7 +69,11 @@ def _against(results: dict[str, Any], title: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    results = kept(json.loads(source.read_text()))
-    target.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    print(table(results))
+    source, target = map(Path, sys.argv[-2:])
+    content = json.loads(source.read_text())
+    if "--draw" in sys.argv:
+        target.write_text(picture(content))
+    else:
+        results = kept(content)
+        target.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+        print(table(results))

@@ -138,6 +138,14 @@ def test_tables_in_the_documents_are_those_in_results(page, marker, results, scr
     assert shown.strip() == importlib.import_module(script).table(content if key is None else content[key])
 
 
+@pytest.mark.parametrize("name", ["two_views", "dominoes"])
+def test_pictures_of_views_are_those_of_results(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    content = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+    assert importlib.import_module("collect_views").picture(content) == drawn
+
+
 def test_links_in_the_documents_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
