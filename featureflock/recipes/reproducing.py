@@ -22,7 +22,7 @@ from featureflock.provenance import provenance
 from featureflock.recipes.study import Row, Scale, Study
 from featureflock.training import Engine, Recipe, Reporter, train
 from featureflock.training.recipe import describe
-from featureflock.training.run_folder import Busy
+from featureflock.training.run_folder import Busy, RunFolder
 
 
 class Shard(NamedTuple):
@@ -133,6 +133,7 @@ def reproduce(
     measured = dict(zip(folders, entries, strict=True))
     results = {
         "what": study.what,
+        "scale": scale,
         "test_examples": entries[0]["clean"]["examples"],
         "corrupted_examples": protocol.of_corrupted,
         "rows": _rows(study, everything, measured),
@@ -194,6 +195,7 @@ def _baseline(cell: Cell, others: Sequence[Cell]) -> Cell | None:
 
 def _run(cell: Cell, entry: dict[str, Any]) -> dict[str, Any]:
     """A run in a few lines."""
+    result = RunFolder(cell.folder).read("result.json")
     return {
         "folder": cell.folder.name,
         "title": cell.row.title,
@@ -201,6 +203,8 @@ def _run(cell: Cell, entry: dict[str, Any]) -> dict[str, Any]:
         "members": entry["members"],
         "recipe": entry["recipe"],
         "numbers": entry["summary"],
+        "train_accuracy": result["train"]["accuracy"] / 100,
+        "seconds": result["seconds"],
         "commits": sorted({start.get("commit") or "unknown" for start in entry["environment"]}),
         "machine": entry["environment"][-1].get("machine"),
     }

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from featureflock.methods import DeepEnsembles
-from featureflock.recipes.study import Row, Study, laptop
+from featureflock.recipes.study import Row, Study
 from featureflock.training import RECIPES
 
 STUDY = Study(
@@ -19,5 +19,4 @@ STUDY = Study(
     ),
     tuple(f"{metric}_at_severity_{severity}" for metric in ("accuracy", "nll") for severity in range(1, 6)),
     seeds=5,
-    laptop=lambda recipe: replace(laptop(recipe), members=5),
 )

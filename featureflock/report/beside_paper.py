@@ -1,5 +1,6 @@
 """A study's numbers, the paper's below them, and the differences from Deep Ensembles."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from featureflock.report.tables import (
@@ -24,7 +25,7 @@ _COLUMNS = {column.key: column for column in (*CLEAN, *CORRUPTED, *BY_SEVERITY, 
 def beside_paper(results: dict[str, Any]) -> Table:
     """What `reproduce` gives as a table."""
     rows = results["rows"]
-    columns = [_column(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    columns = columns_of(dict.fromkeys(key for row in rows for key in row["ours"]))
     heads = [Head("", numeric=False), Head("Members"), *map(head_of, columns)]
     ours = [
         [Cell(row["title"]), Cell(str(row["members"])), *mean_cells({"metrics": row["ours"]}, columns)] for row in rows
@@ -41,13 +42,17 @@ def beside_paper(results: dict[str, Any]) -> Table:
     is_corrupted = any(column in (*CORRUPTED, *BY_SEVERITY) for column in columns)
     of_each = results["corrupted_examples"]
     few = f" and on {of_each:,} of each corrupted test set" if of_each and is_corrupted else ""
+    scale = (
+        f"Ours at the {results['scale']} scale, the paper's at its own. " if any(row["paper"] for row in rows) else ""
+    )
     note = (
-        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test "
+        f"{scale}Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test "
         f"examples{few}. Differences are paired by seed, with their 95 % confidence interval; ▲ better, ▼ worse beyond "
         "noise. The best of ours are bold."
     )
     return Table("beside-paper", results["what"], tuple(heads), tuple(lines), note)
 
 
-def _column(key: str) -> Column:
-    return _COLUMNS.get(key) or Column(key, key.replace("_", " "), 3, "", "")
+def columns_of(keys: Iterable[str]) -> list[Column]:
+    """How numbers of a summary are shown; those that the tables do not know, by their names."""
+    return [_COLUMNS.get(key) or Column(key, key.replace("_", " "), 3, "", "") for key in keys]
