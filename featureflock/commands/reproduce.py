@@ -27,7 +27,8 @@ _ALL = "all"
 class Options:
     """Train what a table of the paper needs and is not there yet, measure it, and print it beside the paper's numbers.
 
-    Finished runs are never trained again, and an interrupted study goes on by the same command.
+    Finished runs are never trained again, and an interrupted study goes on by the same command. ImageNet is looked for
+    in a folder imagenet where the command is given; a link will do.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …"), tyro.conf.Positional] = ()
