@@ -24,7 +24,8 @@ def rows(searches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         recipe = results["runs"][0]["recipe"]
         fitted: dict[str, list[float]] = {}
         for run in results["runs"]:
-            fitted.setdefault(run["title"], []).append(run["train_accuracy"])
+            if "train_accuracy" in run:  # searches of an earlier version did not keep it
+                fitted.setdefault(run["title"], []).append(run["train_accuracy"])
         found += [
             {
                 "pictures": recipe["subset"],
@@ -32,7 +33,7 @@ def rows(searches: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "batch": recipe["batch"],
                 "title": row["title"],
                 "seeds": row["ours"]["nll"]["seeds"],
-                "train_accuracy": mean(fitted[row["title"]]).mean,
+                "train_accuracy": mean(fitted[row["title"]]).mean if fitted else None,
                 "ours": {key: row["ours"][key] for key in SHOWN},
                 "differences": {key: row["differences"][key] for key in SHOWN} if row.get("differences") else None,
             }
@@ -52,7 +53,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         else:
             cells = [difference_cell(column, row["differences"][column.key]).plain for column in columns]
         setting = (f"{row['pictures']:,}", row["epochs"], row["batch"], row["title"], row["seeds"])
-        lines.append("| " + " | ".join(map(str, (*setting, f"{100 * row['train_accuracy']:.1f}", *cells))) + " |")
+        fitted = "" if row["train_accuracy"] is None else f"{100 * row['train_accuracy']:.1f}"
+        lines.append("| " + " | ".join(map(str, (*setting, fitted, *cells))) + " |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from featureflock.recipes import (
     ensemble_size,
     feature_map,
     imagenet,
+    longer,
     priors,
     rank,
     severity,
@@ -34,6 +35,7 @@ STUDIES: dict[str, Study] = {
     "cam-picture": cam_picture.STUDY,
     "severity": severity.STUDY,
     "text-or-code": text_or_code.STUDY,
+    "longer": longer.STUDY,
     "two-views": two_views.STUDY,
     "dominoes": dominoes.STUDY,
 }
