@@ -44,7 +44,7 @@ def printed(columns: Sequence[str], numbers: str) -> dict[str, str]:
 def laptop(recipe: Recipe) -> Recipe:
     """The recipe cifar10-laptop with the row's method, at most 5 members and a width in proportion to its network's.
 
-    Its 5,000 pictures are fitted at the end: the method acts where the gradients of the data have died down.
+    Its 5,000 pictures are nearly fitted at the end: the method acts where the gradients of the data have died down.
     """
     width = _width(recipe)
     return replace(
