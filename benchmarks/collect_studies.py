@@ -4,7 +4,7 @@ featureflock reproduce cifar10 text-or-code --scale laptop
 python benchmarks/collect_studies.py reproductions/laptop/cifar10.json results/laptop_cifar10.json
 python benchmarks/collect_studies.py reproductions/laptop/text-or-code.json results/text_or_code.json "no repulsion"
 
-A title at the end adds the differences of all rows from that row, as if it were the baseline.
+Titles at the end add how the other rows differ from these, as if they were the baseline.
 """
 
 import json
@@ -13,33 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from featureflock.evaluation.comparing import paired_differences
-from featureflock.report.beside_paper import beside_paper
+from featureflock.report.beside_paper import beside_paper, columns_of
 from featureflock.report.formats import markdown
+from featureflock.report.tables import Cell, Head, Table, difference_cell, head_of
 
 
 def kept(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
-    """All of it, and for each of the baselines the rows anew, with their differences from it."""
-    return {**results, "against": [_against(results, title) for title in baselines]}
+    """All of it, and how rows differ from each of the baselines."""
+    return {**results, "against": {title: _differences(results, title) for title in baselines}}
 
 
 def table(results: dict[str, Any]) -> str:
-    """Our numbers beside the paper's, and then the rows again for each further baseline, in Markdown."""
-    parts = [beside_paper(results), *(beside_paper({**results, "rows": rows}) for rows in results["against"])]
+    """Our numbers beside the paper's, and a table of differences for each further baseline, in Markdown."""
+    columns = columns_of(results["rows"][0]["ours"])
+    parts = [beside_paper(results)]
+    for baseline, found in results["against"].items():
+        heads = (Head(f"less {baseline}", numeric=False), *map(head_of, columns))
+        lines = [
+            (Cell(title), *(difference_cell(column, differences.get(column.key)) for column in columns))
+            for title, differences in found.items()
+        ]
+        parts.append(Table("against", baseline, heads, tuple(lines)))
     return "\n".join(map(markdown, parts)).strip()
 
 
-def _against(results: dict[str, Any], baseline: str) -> list[dict[str, Any]]:
-    """The other rows, each with its differences from this one, paired by seed."""
+def _differences(results: dict[str, Any], baseline: str) -> dict[str, dict[str, Any]]:
+    """Of the other rows from this one, paired by seed."""
     numbers: dict[str, dict[int, dict[str, float]]] = {}
     for run in results["runs"]:
-        numbers.setdefault(run["title"], {})[run["seed"]] = run["numbers"]
-    found = []
-    for row in results["rows"]:
-        if row["title"] != baseline:
-            differences = paired_differences(numbers[row["title"]], numbers[baseline])
-            shown = {key: value for key, value in differences.items() if key in row["ours"]}
-            found.append({**row, "paper": {}, "against": baseline, "differences": shown})
-    return found
+        kept = {key: run["numbers"][key] for key in results["rows"][0]["ours"]}
+        numbers.setdefault(run["title"], {})[run["seed"]] = kept
+    return {title: paired_differences(own, numbers[baseline]) for title, own in numbers.items() if title != baseline}
 
 
 if __name__ == "__main__":
