@@ -13,7 +13,7 @@ import featureflock as ff
 from featureflock.commands.reproduce import main
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.recipes import STUDIES, Row, Shard, Study, cells, reproduce
-from featureflock.recipes.costs import cost, training_flop
+from featureflock.recipes.costs import cost, gpu_time, training_flop
 from featureflock.recipes.study import CLEAN
 from featureflock.training import RECIPES, train
 from featureflock.training.recipe import describe
@@ -148,7 +148,13 @@ def test_the_command_prints_our_numbers_beside_the_papers(tmp_path, capsys):
     kept = json.loads((out / "feature-map.json").read_text())
     assert kept["rows"][1]["paper"]["nll"] == "0.883"
     assert kept["rows"][1]["ours"]["accuracy"]["seeds"] == 2
-    assert "| paper |  | 77.6 | 0.883 |" in (out / "feature-map.md").read_text()
+    written = (out / "feature-map.md").read_text()
+    assert "| paper |  | 77.6 | 0.883 |" in written
+    assert "Ours at the smoke scale, the paper's at its own." in written
+    for run in kept["runs"]:
+        lines = (out / run["folder"] / "metrics.jsonl").read_text().splitlines()
+        assert run["train_accuracy"] == json.loads(lines[-1])["accuracy"] / 100
+        assert run["seconds"] > 0
     assert "<html" in (out / "feature-map" / "report.html").read_text()
     main(["feature-map", "--out", str(tmp_path)])
     assert "0 runs to train" in capsys.readouterr().out
@@ -238,12 +244,25 @@ def test_the_laptop_keeps_what_rows_differ_in():
     assert sizes == [1, 2, 5, 10] * 2
 
 
+def test_on_a_laptop_other_data_are_cifar10_and_nothing_is_trained_twice(tmp_path):
+    known = {cell.folder for cell in cells(STUDIES["cifar10"], "laptop", tmp_path)}
+    for name in ("cifar100", "imagenet", "severity", "cam-similarity"):
+        assert {cell.folder for cell in cells(STUDIES[name], "laptop", tmp_path)} <= known
+    for name in ("severity", "cam-similarity"):
+        titles = [row.title for row, _ in STUDIES[name].rows_at("laptop")]
+        assert titles == ["Deep Ensembles, CIFAR-10", "feature-WGD, CIFAR-10"]
+
+
 def test_the_list_and_the_price(capsys):
     main(["--list"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in STUDIES)
-    assert "floating-point operations" in cost([RECIPES["cifar10-wrn16x4"].recipe])
+    assert re.search(r"imagenet +ResNet-50 × 5 on ImageNet, clean and corrupted +6, 9, 3 +\d+ days", printed)
+    paper = [RECIPES["cifar10-wrn16x4"].recipe] * 5
+    assert "floating-point operations" in cost(paper)
+    assert gpu_time(paper) == f"{5 * training_flop(paper[0]) / (0.3 * 312e12) / 3600:.0f} hours"
     assert "seconds" in cost([RECIPES["digits"].recipe])
+    assert gpu_time([RECIPES["digits"].recipe]) == "minutes"
 
 
 def test_torchrun_is_for_train(tmp_path, monkeypatch):
