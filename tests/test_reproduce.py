@@ -76,7 +76,7 @@ def test_the_paper_scale_is_the_paper():
         ("priors", "Uniform", "ece", "0.020"),
         ("feature-map", "feature-MAP", "nll", "0.883"),
         ("width", "feature-WGD, width 8", "accuracy", "84.1"),
-        ("rank", "r = 10", "accuracy", "82.7"),
+        ("rank", "r = 10 of 10", "accuracy", "82.7"),
     ],
 )
 def test_the_papers_numbers(study, row, column, number):
