@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from featureflock.evaluation.comparing import paired_differences
+from featureflock.methods import DeepEnsembles
 from featureflock.report.beside_paper import beside_paper, columns_of
 from featureflock.report.formats import markdown
 from featureflock.report.tables import Cell, Head, Table, difference_cell, head_of
 
 
 def kept(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
-    """All of it, and how rows differ from each of the baselines."""
-    return {**results, "against": {title: _differences(results, title) for title in baselines}}
+    """All of it, and how rows differ from each of the baselines; those already compared are not compared again."""
+    done = [DeepEnsembles.title]
+    against = {}
+    for title in baselines:
+        done.append(title)
+        against[title] = _differences(results, title, without=done)
+    return {**results, "against": against}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -34,16 +40,17 @@ def table(results: dict[str, Any]) -> str:
             for title, differences in found.items()
         ]
         parts.append(Table("against", baseline, heads, tuple(lines)))
-    return "\n".join(map(markdown, parts)).strip()
+    return "\n\n".join(markdown(part).strip() for part in parts)
 
 
-def _differences(results: dict[str, Any], baseline: str) -> dict[str, dict[str, Any]]:
-    """Of the other rows from this one, paired by seed."""
+def _differences(results: dict[str, Any], baseline: str, without: list[str]) -> dict[str, dict[str, Any]]:
+    """Of other rows from this one, paired by seed."""
     numbers: dict[str, dict[int, dict[str, float]]] = {}
     for run in results["runs"]:
         kept = {key: run["numbers"][key] for key in results["rows"][0]["ours"]}
         numbers.setdefault(run["title"], {})[run["seed"]] = kept
-    return {title: paired_differences(own, numbers[baseline]) for title, own in numbers.items() if title != baseline}
+    others = {title: own for title, own in numbers.items() if title not in without}
+    return {title: paired_differences(own, numbers[baseline]) for title, own in others.items()}
 
 
 if __name__ == "__main__":
