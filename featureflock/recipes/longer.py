@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.priors import Cauchy
-from featureflock.recipes.study import CLEAN, CORRUPTED, Row, Study, laptop
+from featureflock.recipes.study import CLEAN, Row, Study, laptop
 from featureflock.training import RECIPES, Recipe
 
 _OURS = replace(RECIPES["cifar10-wrn16x4"].recipe, epochs=600, decay_epochs=(300, 450))
@@ -25,7 +25,7 @@ def _laptop(recipe: Recipe) -> Recipe:
 STUDY = Study(
     "Deep Ensembles and feature-WGD trained twice as long",
     (Row("Deep Ensembles", replace(_OURS, method=DeepEnsembles())), Row("feature-WGD", _OURS)),
-    (*CLEAN, *CORRUPTED, "member_accuracy", "disagreement"),
+    (*CLEAN, "member_accuracy", "disagreement"),
     seeds=5,
     laptop=_laptop,
 )
