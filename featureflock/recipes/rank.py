@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from featureflock.methods import FeatureWGD
 from featureflock.priors import Cauchy
-from featureflock.recipes.study import Row, Study
+from featureflock.recipes.study import CLEAN, Row, Study
 from featureflock.training import RECIPES
 
 STUDY = Study(
@@ -20,6 +20,6 @@ STUDY = Study(
         )
         for rank, accuracy in ((3, "82.7"), (5, "82.9"), (10, "82.7"), (None, "82.7"))
     ),
-    ("accuracy",),
+    CLEAN,
     seeds=3,
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from featureflock.methods import DeepEnsembles
 from featureflock.models import WRN
-from featureflock.recipes.study import Row, Study
+from featureflock.recipes.study import CLEAN, Row, Study
 from featureflock.training import RECIPES
 
 _OURS = RECIPES["cifar100-wrn16x4"].recipe
@@ -18,6 +18,6 @@ STUDY = Study(
             ("Deep Ensembles", "feature-WGD"), (DeepEnsembles(), _OURS.method), accuracies, strict=True
         )
     ),
-    ("accuracy",),
+    CLEAN,
     seeds=3,
 )
