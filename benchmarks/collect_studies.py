@@ -1,8 +1,8 @@
 """What is kept of studies in results/: means, paired differences, and the numbers of each run.
 
-featureflock reproduce cifar10 text-or-code --scale laptop
+featureflock reproduce cifar10 rank --scale laptop
 python benchmarks/collect_studies.py reproductions/laptop/cifar10.json results/laptop_cifar10.json
-python benchmarks/collect_studies.py reproductions/laptop/text-or-code.json results/text_or_code.json "no repulsion"
+python benchmarks/collect_studies.py reproductions/laptop/rank.json results/laptop_rank.json "r = 5 of 10"
 
 Titles at the end add how the other rows differ from these, as if they were the baseline.
 """
