@@ -122,6 +122,7 @@ def test_figures_in_the_readme_are_those_in_results():
         ("docs/two_views.md", "dominoes", "dominoes.json", "collect_views", None),
         ("docs/two_views.md", "dominoes-search", "dominoes_search.json", "search_views", "rows"),
         ("docs/results.md", "tuning", "tuning_cifar10_laptop.json", "collect_studies", None),
+        ("docs/results.md", "tuning-ranks", "tuning_cifar10_laptop_ranks.json", "collect_studies", None),
         ("docs/results.md", "laptop-search", "laptop_search.json", "collect_searches", "rows"),
         ("docs/results.md", "laptop-cifar10", "laptop_cifar10.json", "collect_studies", None),
         ("docs/results.md", "text-or-code", "laptop_text_or_code.json", "collect_studies", None),
