@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from featureflock.evaluation.comparing import mean
-from featureflock.provenance import provenance
-from featureflock.report.beside_paper import columns_of
+from featureflock.evaluation.statistics import mean
+from featureflock.report.paper_comparison import columns_of
 from featureflock.report.tables import difference_cell
+from featureflock.utils.provenance import provenance
 
 SHOWN = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagreement")
 
@@ -49,12 +49,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(names)} |", "|" + "---:|" * len(names)]
     for row in rows:
         if row["differences"] is None:
-            cells = [column.text(row["ours"][column.key]["mean"]) for column in columns]
+            study_runs = [column.text(row["ours"][column.key]["mean"]) for column in columns]
         else:
-            cells = [difference_cell(column, row["differences"][column.key]).plain for column in columns]
+            study_runs = [difference_cell(column, row["differences"][column.key]).plain for column in columns]
         setting = (f"{row['pictures']:,}", row["epochs"], row["batch"], row["title"], row["seeds"])
         fitted = "" if row["train_accuracy"] is None else f"{100 * row['train_accuracy']:.1f}"
-        lines.append("| " + " | ".join(map(str, (*setting, fitted, *cells))) + " |")
+        lines.append("| " + " | ".join(map(str, (*setting, fitted, *study_runs))) + " |")
     return "\n".join(lines)
 
 

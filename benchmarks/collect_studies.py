@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from featureflock.evaluation.comparing import paired_differences
+from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
-from featureflock.report.beside_paper import beside_paper, columns_of
 from featureflock.report.formats import markdown
-from featureflock.report.tables import Cell, Head, Table, difference_cell, head_of
+from featureflock.report.paper_comparison import beside_paper, columns_of
+from featureflock.report.tables import ColumnHeader, StudyRun, Table, difference_cell, head_of
 
 
 def kept(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def table(results: dict[str, Any]) -> str:
     columns = columns_of(results["rows"][0]["ours"])
     parts = [beside_paper(results)]
     for baseline, found in results["against"].items():
-        heads = (Head(f"less {baseline}", numeric=False), *map(head_of, columns))
+        heads = (ColumnHeader(f"less {baseline}", numeric=False), *map(head_of, columns))
         lines = [
-            (Cell(title), *(difference_cell(column, differences.get(column.key)) for column in columns))
+            (StudyRun(title), *(difference_cell(column, differences.get(column.key)) for column in columns))
             for title, differences in found.items()
         ]
         parts.append(Table("against", baseline, heads, tuple(lines)))

@@ -14,10 +14,10 @@ from typing import Any
 
 import collect_evaluation
 
-from featureflock.evaluation.comparing import paired_difference
+from featureflock.evaluation.statistics import paired_difference
 from featureflock.report.formats import markdown
 from featureflock.report.panels import alone
-from featureflock.report.settings import Shown
+from featureflock.report.rows import ReportRow
 from featureflock.report.views import view_figure, view_tables
 
 ABLATION = "feature-MAP"
@@ -43,7 +43,9 @@ def table(results: dict[str, Any]) -> str:
 def picture(results: dict[str, Any]) -> str:
     """Each member by what it can do with one view only, as SVG."""
     runs = {run["folder"]: run for run in results["runs"]}
-    shown = [Shown(s["title"], k, s, [], [runs[run] for run in s["runs"]]) for k, s in enumerate(results["settings"])]
+    shown = [
+        ReportRow(s["title"], k, s, [], [runs[run] for run in s["runs"]]) for k, s in enumerate(results["settings"])
+    ]
     figure = view_figure(shown)
     assert figure is not None
     return alone(figure)

@@ -58,15 +58,15 @@ from measuring import progress, ratios, row, write_json
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.data import OwnData
-from featureflock.distributed import Axis, Mesh, MeshShape, joined
-from featureflock.ensemble import Ensemble
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.data import CustomData
+from featureflock.distributed.mesh import Axis, Mesh, MeshShape, join_mesh
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
-from featureflock.models import CNN, WRN
-from featureflock.models.architecture import Architecture
-from featureflock.training import RECIPES, Engine, Recipe, train
-from featureflock.training.engine import set_up
+from featureflock.models import CNNConfig, WideResNetConfig
+from featureflock.models.base import ModelConfig
+from featureflock.training import RECIPES, ComputeConfig, Recipe, train
+from featureflock.training.compute import resolve_compute
 from featureflock.training.state import fresh_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
@@ -143,7 +143,7 @@ class Sizes:
         return (self.H + 1) * self.C
 
     @staticmethod
-    def of(method: Method, model: Architecture, shape: tuple[int, ...], n: int, B: int, C: int) -> "Sizes":
+    def of(method: Method, model: ModelConfig, shape: tuple[int, ...], n: int, B: int, C: int) -> "Sizes":
         with torch.device("meta"):
             network: Any = model.extractor(shape)
         weights = sum(p.numel() for p in network.parameters())
@@ -171,7 +171,7 @@ def settings() -> list[dict[str, Any]]:
     rows = []
     for name, (recipe, shape, classes) in SETTINGS.items():
         r = RECIPES[recipe].recipe
-        s = Sizes.of(r.method, r.model, shape, r.members or r.method.usual_members, r.batch, classes)
+        s = Sizes.of(r.method, r.model, shape, r.members or r.method.default_members, r.batch, classes)
         weights = Sizes.of(WeightWGD(), r.model, shape, s.n, s.B, classes)
         rows.append(
             {
@@ -234,7 +234,7 @@ def on_paper() -> list[dict[str, Any]]:
 
 def count(quick: bool) -> dict[str, list[dict[str, Any]]]:
     """Bytes in a step of the training loop: in the first process by purpose, and by collective."""
-    model, n, B = CNN(2) if quick else WRN(10, 1), 5, 15
+    model, n, B = CNNConfig(2) if quick else WideResNetConfig(10, 1), 5, 15
     counted, collectives = [], []
     methods = METHODS[:1] + METHODS[2:3] if quick else METHODS
     for (M, D), method in itertools.product(((2, 1), (1, 2), (2, 2)), methods):
@@ -254,7 +254,7 @@ def count(quick: bool) -> dict[str, list[dict[str, Any]]]:
 
 
 def times(quick: bool) -> list[dict[str, Any]]:
-    network: Architecture = CNN(2) if quick else WRN(10, 1)
+    network: ModelConfig = CNNConfig(2) if quick else WideResNetConfig(10, 1)
     name = "CNN × 4" if quick else "WRN-10-1 × 4"
     rounds, rows = 1 if quick else 11, []
     for M, D in ((2, 1), (2, 2)) if quick else ((2, 1), (1, 2), (4, 1), (2, 2), (1, 4)):
@@ -381,13 +381,13 @@ def _purpose(group: Any) -> tuple[str, str]:
     return "bookkeeping", "data"
 
 
-def _count(method: Method, model: Architecture, n: int, B: int, shape: MeshShape) -> list[Call]:
+def _count(method: Method, model: ModelConfig, n: int, B: int, shape: MeshShape) -> list[Call]:
     """The collectives between the beginning of one loss and the next, in the training loop."""
     torch.manual_seed(SEED)
     x, y = torch.randn(3 * B, 3, 32, 32), torch.arange(3 * B) % CLASSES
-    recipe = Recipe(OwnData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
+    recipe = Recipe(CustomData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
     with tempfile.TemporaryDirectory() as folder, _marked(type(method)) as steps:
-        train(recipe, folder, engine=Engine(compile="off", mesh=shape))
+        train(recipe, folder, engine=ComputeConfig(compile="off", mesh=shape))
     return steps[1]
 
 
@@ -413,13 +413,13 @@ def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
         watching.close()
 
 
-def _time(model: Architecture, n: int, rounds: int, shape: MeshShape) -> dict[str, list[dict[str, float]]]:
+def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str, list[dict[str, float]]]:
     method, made = FeatureWGD(), model.extractor((3, 32, 32))
     ens = method.build(lambda: model.extractor((3, 32, 32)), lambda: model.head(made, CLASSES), members=n, seed=SEED)
-    setup = set_up(Engine(compile="off"), "float32", ens, lambda: 0.0)
+    setup = resolve_compute(ComputeConfig(compile="off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
-    with joined(shape) as mesh, keeping_memory():
+    with join_mesh(shape) as mesh, retained_memory():
         state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
         x, y = setup.inputs(x[mesh.data.part(BATCH)]), y[mesh.data.part(BATCH)]
         ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
@@ -486,7 +486,7 @@ class _Early(torch.autograd.Function):
 def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[tuple[float, int]]]:
     """Seconds of each collective on each number of bytes, and bytes on the loopback interface meanwhile."""
     found: dict[tuple[str, int], list[tuple[float, int]]] = {}
-    with joined(shape) as mesh:
+    with join_mesh(shape) as mesh:
         for b in (SMALL, LARGE):
             x = torch.zeros(b, dtype=torch.uint8).view(torch.float32)
             received = [torch.zeros_like(x) for _ in range(mesh.world.size)]

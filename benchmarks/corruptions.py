@@ -23,7 +23,7 @@ import torch
 from measuring import row, seconds, write_json
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES, corrupt, frost_source
-from featureflock.corruptions.pictures import Bytes, Chance
+from featureflock.corruptions.images import Bytes, ImageRandom
 from featureflock.corruptions.plasma import plasma
 
 SEED = 0
@@ -90,7 +90,7 @@ def _measure(name: str, x: Bytes, rounds: int) -> dict[str, Any]:
 
 
 def _pictures(count: int) -> Bytes:
-    maps = plasma(Chance(np.arange(3 * count), (SEED,)), 32, 1.8).reshape(count, 3, 32, 32)
+    maps = plasma(ImageRandom(np.arange(3 * count), (SEED,)), 32, 1.8).reshape(count, 3, 32, 32)
     return (255 * maps).astype(np.uint8).transpose(0, 2, 3, 1).copy()
 
 

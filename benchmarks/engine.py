@@ -18,8 +18,8 @@ import torch
 from measuring import seconds, write_json
 
 from featureflock.methods import FeatureWGD
-from featureflock.models import WRN, linear_head
-from featureflock.training import Setup
+from featureflock.models import WideResNetConfig, linear_head
+from featureflock.training import ResolvedCompute
 
 SEED = 0
 MEMBERS = 2
@@ -39,7 +39,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often each time is taken")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
-    networks = [WRN(10, 1)] if args.quick else [WRN(10, 1), WRN(16, 1), WRN(16, 4)]
+    networks = (
+        [WideResNetConfig(10, 1)]
+        if args.quick
+        else [WideResNetConfig(10, 1), WideResNetConfig(16, 1), WideResNetConfig(16, 4)]
+    )
     names = ["plain", "channels_last"] if args.quick else [name for name in SETUPS if "bfloat16" not in name]
     rounds = 1 if args.quick else args.rounds
     rows = [row for network in networks for row in _compare(network, names, rounds)]
@@ -59,7 +63,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _compare(network: WRN, names: list[str], rounds: int) -> list[dict[str, Any]]:
+def _compare(network: WideResNetConfig, names: list[str], rounds: int) -> list[dict[str, Any]]:
     print(f"WRN-{network.depth}-{network.width}, {MEMBERS} members, batch {BATCH}")
     steps, first = {}, {}
     for name in names:
@@ -88,9 +92,9 @@ def _compare(network: WRN, names: list[str], rounds: int) -> list[dict[str, Any]
     return rows
 
 
-def _training(network: WRN, name: str) -> Callable[[], None]:
+def _training(network: WideResNetConfig, name: str) -> Callable[[], None]:
     precision, channels_last, compiled = SETUPS[name]
-    setup = Setup("cpu", precision, channels_last, compiled, "sequential", torch.get_num_threads())
+    setup = ResolvedCompute("cpu", precision, channels_last, compiled, "sequential", torch.get_num_threads())
     method = FeatureWGD()
     ens = setup.prepare(
         method.build(

@@ -29,12 +29,12 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
-from featureflock.data import InMemory
-from featureflock.evaluation import measuring
+from featureflock.data import TensorExamples
+from featureflock.evaluation import run_metrics as measuring
 from featureflock.evaluation.calibration import BOUNDS, halves
-from featureflock.evaluation.conditions import CLEAN, Condition
 from featureflock.evaluation.predictions import Predictions, keep, read
 from featureflock.evaluation.runs import TrainedRun
+from featureflock.evaluation.test_sets import CLEAN, EvaluationSet
 from featureflock.training.run_folder import RunFolder
 
 SEED = 0
@@ -97,12 +97,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[Condition]]:
+def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[EvaluationSet]]:
     """A run with predictions that say something about the labels, the less the more severe the corruption."""
     run = TrainedRun(RunFolder(folder), {"method": {"class": "DeepEnsembles"}, "seed": SEED}, [], {}, [], "made up")
     noise = torch.Generator().manual_seed(SEED)
     places, labels = torch.arange(examples), torch.arange(examples) % CLASSES
-    nothing = InMemory(torch.zeros(examples, 1), labels)
+    nothing = TensorExamples(torch.zeros(examples, 1), labels)
     conditions = []
     for name in names:
         skill = 0 if name == UNFAMILIAR else 6 - 0.8 * (int(name[-1]) if name[-1].isdigit() else 0)
@@ -110,13 +110,13 @@ def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun,
         common[places, labels] += skill
         logits = 1.5 * (common + 1.5 * torch.randn(MEMBERS, examples, CLASSES, generator=noise))
         found = Predictions(logits.log_softmax(-1), labels, places)
-        conditions.append(Condition(name, name, places, nothing.select))
+        conditions.append(EvaluationSet(name, name, places, nothing.select))
         keep(run, name, name, {**found._asdict(), "asked": places.clone()})
     return run, conditions
 
 
 def _measure(
-    run: TrainedRun, conditions: list[Condition], rounds: int, parts: bool
+    run: TrainedRun, conditions: list[EvaluationSet], rounds: int, parts: bool
 ) -> tuple[list[dict[str, Any]], float]:
     """With `parts`, what reading and computing take each is measured too."""
     held = {condition.name: read(run, condition) for condition in conditions}

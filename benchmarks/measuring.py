@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from torch.profiler import ProfilerActivity, profile
 
-from featureflock.provenance import provenance
+from featureflock.utils.provenance import provenance
 
 MB = 2**20
 T = TypeVar("T")

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featureflock as ff
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.ensemble.execution import Execution
 from featureflock.methods import DeepEnsembles, FeatureWGD, Method
-from featureflock.models import WRN
-from featureflock.running import Run
+from featureflock.models import WideResNetConfig
 
 SEED = 0
 CLASSES = 10
@@ -45,7 +45,7 @@ LIMIT = 1.5
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunGroup:
     members: int = 20
     width: int = 24
     blocks: int = 3
@@ -93,7 +93,7 @@ def measure(scale: str) -> list[dict[str, Any]]:
 
 
 def _measure(scale: str, rounds: int) -> dict[str, Any]:
-    network, members = (WRN(10, 1), 2) if scale == "quick" else (WRN(10, 2), 10)
+    network, members = (WideResNetConfig(10, 1), 2) if scale == "quick" else (WideResNetConfig(10, 2), 10)
     progress("  against Deep Ensembles")
     peaks = [in_fresh_process(_whole_training, m, network, members) for m in (FeatureWGD(), DeepEnsembles())]
     print(f"Peak resident memory, feature-WGD over Deep Ensembles: {peaks[0] / peaks[1]:.3f}\n")
@@ -105,7 +105,7 @@ def _measure(scale: str, rounds: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
 
 
-def _whole_training(method: Method, network: WRN, members: int) -> int:
+def _whole_training(method: Method, network: WideResNetConfig, members: int) -> int:
     """The peak resident set in bytes of this process, after three steps."""
     made = network.extractor((3, 32, 32))
     ens = method.build(
@@ -120,7 +120,7 @@ def _whole_training(method: Method, network: WRN, members: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-SETTINGS = {"quick": Setting(6, 8, 1, 16), "usual": Setting(width=16, blocks=1), "full": Setting()}
+SETTINGS = {"quick": RunGroup(6, 8, 1, 16), "usual": RunGroup(width=16, blocks=1), "full": RunGroup()}
 
 
 def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
     progress("  low_memory")
     print(f"{setting}\n\n   n  run         parameters etc.   allocated          resident")
     n = setting.members
-    cases: list[tuple[int, Run]] = [(1, "sequential"), (n, "sequential"), (n, "low_memory")]
+    cases: list[tuple[int, Execution]] = [(1, "sequential"), (n, "sequential"), (n, "low_memory")]
     if scale == "full":
         cases.insert(1, (1, "low_memory"))
     rows: list[dict[str, Any]] = []
@@ -149,7 +149,7 @@ def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
     return {"setting": asdict(setting), "rows": rows, "time_low_memory_over_sequential": ratios}
 
 
-def _memory(setting: Setting, n: int, run: Run) -> dict[str, Any]:
+def _memory(setting: RunGroup, n: int, run: Execution) -> dict[str, Any]:
     torch.set_num_threads(1)
     ensemble, step = _training(setting, n, run)
     step()
@@ -164,11 +164,11 @@ def _memory(setting: Setting, n: int, run: Run) -> dict[str, Any]:
     }
 
 
-def _time_ratios(setting: Setting, rounds: int) -> list[float]:
+def _time_ratios(setting: RunGroup, rounds: int) -> list[float]:
     ensemble, step = _training(setting, setting.members, "sequential")
-    runs: tuple[Run, Run] = "sequential", "low_memory"
+    runs: tuple[Execution, Execution] = "sequential", "low_memory"
     seconds = []
-    with keeping_memory():  # as in training
+    with retained_memory():  # as in training
         for run in (rounds + 1) * runs:
             ensemble.run = run
             start = time.process_time()
@@ -177,7 +177,7 @@ def _time_ratios(setting: Setting, rounds: int) -> list[float]:
     return [low / plain for plain, low in zip(seconds[2::2], seconds[3::2], strict=True)]  # the first two warm up
 
 
-def _training(setting: Setting, n: int, run: Run) -> tuple[ff.Ensemble, Callable[[], None]]:
+def _training(setting: RunGroup, n: int, run: Execution) -> tuple[ff.Ensemble, Callable[[], None]]:
     """An ensemble and a function that trains it for one step."""
     torch.manual_seed(SEED)
     layer = ff.ParticleLayer(rank=min(5, n))
@@ -194,7 +194,7 @@ def _training(setting: Setting, n: int, run: Run) -> tuple[ff.Ensemble, Callable
     return ensemble, step
 
 
-def _extractor(setting: Setting) -> nn.Module:
+def _extractor(setting: RunGroup) -> nn.Module:
     width = setting.width
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     for stage in range(3):

@@ -20,8 +20,8 @@ from measuring import seconds, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Method, WeightWGD
-from featureflock.models import MLP, WRN, Architecture, ResNetCIFAR
-from featureflock.training import Recipe, Setup
+from featureflock.models import CifarResNetConfig, MLPConfig, ModelConfig, WideResNetConfig
+from featureflock.training import Recipe, ResolvedCompute
 from featureflock.training.state import fresh_state
 
 SEED = 0
@@ -29,18 +29,18 @@ BATCH = 128
 METHODS = (DeepEnsembles(), FeatureMAP(), FeatureWGD(), FunctionWGD(), WeightWGD(), ADP(), DICE())
 
 
-class Setting(NamedTuple):
+class RunGroup(NamedTuple):
     name: str
-    model: Architecture
+    model: ModelConfig
     members: int
     classes: int
     steps: int = 1
     """How many are timed together."""
 
 
-PERCEPTRON = Setting("128-64-32 × 5, 10 classes", MLP(), 5, 10, 20)
-SMALL = Setting("WRN-10-1 × 5, 10 classes", WRN(10, 1), 5, 10)
-TABLE_5 = Setting("ResNet-32 × 4, 100 classes", ResNetCIFAR(32), 4, 100)
+PERCEPTRON = RunGroup("128-64-32 × 5, 10 classes", MLPConfig(), 5, 10, 20)
+SMALL = RunGroup("WRN-10-1 × 5, 10 classes", WideResNetConfig(10, 1), 5, 10)
+TABLE_5 = RunGroup("ResNet-32 × 4, 100 classes", CifarResNetConfig(32), 4, 100)
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _compare(setting: Setting, rounds: int) -> list[dict[str, Any]]:
+def _compare(setting: RunGroup, rounds: int) -> list[dict[str, Any]]:
     steps = {method.title: _training(setting, method) for method in METHODS}
     products = {name: _products(step) for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
@@ -101,8 +101,8 @@ def _products(step: Callable[[], None]) -> int:
     return counter.get_total_flops()
 
 
-def _training(setting: Setting, method: Method) -> Callable[[], None]:
-    setup = Setup("cpu", "float32", True, False, "sequential", torch.get_num_threads())
+def _training(setting: RunGroup, method: Method) -> Callable[[], None]:
+    setup = ResolvedCompute("cpu", "float32", True, False, "sequential", torch.get_num_threads())
     ens = setup.prepare(
         method.build(
             lambda: setting.model.extractor((3, 32, 32)),

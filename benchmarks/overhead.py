@@ -21,11 +21,11 @@ import torch
 from measuring import Worker, progress, ratios, row, seconds
 from torch import Tensor, nn
 
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
-from featureflock.models import WRN
-from featureflock.training import Engine, Recipe
-from featureflock.training.engine import set_up
+from featureflock.models import WideResNetConfig
+from featureflock.training import ComputeConfig, Recipe
+from featureflock.training.compute import resolve_compute
 from featureflock.training.state import fresh_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
@@ -35,20 +35,20 @@ LIMITS = {FeatureWGD: (0.01, 0.03), FunctionWGD: (0.01, 0.03), WeightWGD: (0.1, 
 
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
-        return _compare(WRN(10, 1), 2, 1, 1, True, 1, Engine(compile="off"), [FeatureWGD])
+        return _compare(WideResNetConfig(10, 1), 2, 1, 1, True, 1, ComputeConfig(compile="off"), [FeatureWGD])
     rounds = 15 if scale == "full" else 7
-    small = _compare(WRN(10, 1), 5, 1, rounds, True, rounds)
-    return small + _compare(WRN(16, 4), 10, 0, 3, scale == "full", rounds)
+    small = _compare(WideResNetConfig(10, 1), 5, 1, rounds, True, rounds)
+    return small + _compare(WideResNetConfig(16, 4), 10, 0, 3, scale == "full", rounds)
 
 
 def _compare(
-    network: WRN,
+    network: WideResNetConfig,
     members: int,
     limit: int,
     rounds: int,
     whole: bool,
     own_rounds: int,
-    engine: Engine = Engine(compile="on"),
+    engine: ComputeConfig = ComputeConfig(compile="on"),
     compared: Iterable[type[Method]] = LIMITS,
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
@@ -68,8 +68,8 @@ def _compare(
         rows.append(row(f"{name}: {method.title}, whole steps", added, "", "of a step", seconds=taken[method.title]))
     of_a_step = median(taken[base]) * members / few
     progress(f"  {name}: own work")
-    with keeping_memory():
-        eager = Engine(compile="off", run="sequential")
+    with retained_memory():
+        eager = ComputeConfig(compile="off", run="sequential")
         light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
         for step in light.values():
             step()
@@ -90,9 +90,11 @@ def _in_turns(timed: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
     return taken
 
 
-def _train(turn: Callable[[], None], method: Method, network: WRN, members: int, engine: Engine) -> None:
+def _train(
+    turn: Callable[[], None], method: Method, network: WideResNetConfig, members: int, engine: ComputeConfig
+) -> None:
     step = _step(method, network, members, engine)
-    with keeping_memory():
+    with retained_memory():
         while True:
             step()
             turn()
@@ -111,7 +113,9 @@ class _Light(nn.Module):
         return self.base + 1e-6 * torch.stack([p.sum() for p in self.network.parameters()]).sum()
 
 
-def _step(method: Method, network: WRN, members: int, engine: Engine, light: bool = False) -> Callable[[], None]:
+def _step(
+    method: Method, network: WideResNetConfig, members: int, engine: ComputeConfig, light: bool = False
+) -> Callable[[], None]:
     def extractor() -> nn.Module:
         whole = network.extractor((3, 32, 32))
         return _Light(whole, 64 * network.width) if light else whole
@@ -119,7 +123,7 @@ def _step(method: Method, network: WRN, members: int, engine: Engine, light: boo
     ens = method.build(
         extractor, lambda: nn.Linear(64 * network.width, CLASSES), members=members, seed=SEED, train_size=50_000
     )
-    setup = set_up(engine, "float32", ens, lambda: 0.0)
+    setup = resolve_compute(engine, "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))

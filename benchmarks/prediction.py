@@ -18,19 +18,21 @@ from measuring import Worker, progress, ratios, row
 from torch import Tensor
 
 import featureflock as ff
-from featureflock.models import WRN
+from featureflock.models import WideResNetConfig
 
 SEED, BATCH = 0, 256
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
-        return _compare(WRN(10, 1), 2, 1, "", False)
+        return _compare(WideResNetConfig(10, 1), 2, 1, "", False)
     rounds, members = (20, 4) if scale == "full" else (4, 2)
-    return _compare(WRN(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(WRN(16, 4), members, rounds, "≥ 2.0", True)
+    return _compare(WideResNetConfig(10, 2), 4, 2 * rounds, "≥ 2.0", True) + _compare(
+        WideResNetConfig(16, 4), members, rounds, "≥ 2.0", True
+    )
 
 
-def _compare(network: WRN, members: int, rounds: int, wanted: str, compile: bool) -> list[dict[str, Any]]:
+def _compare(network: WideResNetConfig, members: int, rounds: int, wanted: str, compile: bool) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     progress(f"  {name}")
     workers = {"plain": Worker(_plain, network, members), "ours": Worker(_ours, network, members, compile)}
@@ -48,7 +50,7 @@ def _compare(network: WRN, members: int, rounds: int, wanted: str, compile: bool
     ]
 
 
-def _ensemble(network: WRN, members: int) -> tuple[ff.Ensemble, Tensor]:
+def _ensemble(network: WideResNetConfig, members: int) -> tuple[ff.Ensemble, Tensor]:
     torch.manual_seed(SEED)
     extractors = [network.extractor((3, 32, 32)) for _ in range(members)]
     ens = ff.Ensemble(extractors, network.head(extractors[0], 10), ff.ParticleLayer())
@@ -63,14 +65,14 @@ def _plainly(ens: ff.Ensemble, x: Tensor) -> Tensor:
     return torch.stack([ens.head(extractor(x)).softmax(-1) for extractor in ens.extractors]).mean(0)
 
 
-def _plain(turn: Callable[[], None], network: WRN, members: int) -> None:
+def _plain(turn: Callable[[], None], network: WideResNetConfig, members: int) -> None:
     ens, x = _ensemble(network, members)
     while True:
         _plainly(ens, x)
         turn()
 
 
-def _ours(turn: Callable[[], None], network: WRN, members: int, compile: bool) -> None:
+def _ours(turn: Callable[[], None], network: WideResNetConfig, members: int, compile: bool) -> None:
     ens, x = _ensemble(network, members)
     fast = ens.for_inference(compile=compile)
     while True:

@@ -17,11 +17,11 @@ import torch
 from measuring import in_fresh_process, write_json
 from torch.profiler import ProfilerActivity, profile
 
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.methods import DeepEnsembles
-from featureflock.models import WRN
-from featureflock.training import Engine, Recipe
-from featureflock.training.engine import set_up
+from featureflock.models import WideResNetConfig
+from featureflock.training import ComputeConfig, Recipe
+from featureflock.training.compute import resolve_compute
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 128
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest network, not compiled")
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
-    network = WRN(10, 1) if args.quick else WRN(16, 4)
+    network = WideResNetConfig(10, 1) if args.quick else WideResNetConfig(16, 4)
     sides = {
         "ordinary": in_fresh_process(_profile, network, False, False),
         "featureflock": in_fresh_process(_profile, network, True, not args.quick),
@@ -65,12 +65,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _profile(network: WRN, ours: bool, compile: bool) -> dict[str, float]:
+def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, float]:
     torch.set_num_threads(1)
     method, made = DeepEnsembles(), network.extractor((3, 32, 32))
     ens = method.build(lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=1, seed=SEED)
-    engine = Engine(channels_last="on" if ours else "off", compile="on" if compile else "off", run="sequential")
-    setup = set_up(engine, "float32", ens, lambda: 0.0)
+    engine = ComputeConfig(channels_last="on" if ours else "off", compile="on" if compile else "off", run="sequential")
+    setup = resolve_compute(engine, "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 
@@ -79,7 +79,7 @@ def _profile(network: WRN, ours: bool, compile: bool) -> dict[str, float]:
         method.loss(ens, x, y).backward()
         state.optimisers[0].step()
 
-    with keeping_memory() if ours else nullcontext():
+    with retained_memory() if ours else nullcontext():
         for _ in range(3):
             step()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:

@@ -21,11 +21,11 @@ import torch
 from measuring import ratios, row
 
 import featureflock as ff
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, Method
-from featureflock.models import CNN
-from featureflock.training import Engine, Recipe
-from featureflock.training.engine import set_up
+from featureflock.models import CNNConfig
+from featureflock.training import ComputeConfig, Recipe
+from featureflock.training.compute import resolve_compute
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 64
@@ -35,13 +35,13 @@ def measure(scale: str) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with keeping_memory():
+        with retained_memory():
             if scale == "quick":
-                return [*_transport((2, 4), (1000, 2000), 1), *_steps(CNN(4), (2, 4), 1)]
+                return [*_transport((2, 4), (1000, 2000), 1), *_steps(CNNConfig(4), (2, 4), 1)]
             ns = (2, 8, 32, 128)
             if scale == "full":
-                return [*_transport(ns, (8_192, 32_768, 131_072, 1_000_000), 15), *_steps(CNN(32), ns, 7)]
-            return [*_transport(ns, (8_192, 32_768, 131_072), 5), *_steps(CNN(16), ns, 3)]
+                return [*_transport(ns, (8_192, 32_768, 131_072, 1_000_000), 15), *_steps(CNNConfig(32), ns, 7)]
+            return [*_transport(ns, (8_192, 32_768, 131_072), 5), *_steps(CNNConfig(16), ns, 3)]
     finally:
         torch.set_num_threads(threads)
 
@@ -63,7 +63,7 @@ def _transport(ns: tuple[int, ...], ds: tuple[int, ...], rounds: int) -> list[di
     return rows
 
 
-def _steps(network: CNN, ns: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+def _steps(network: CNNConfig, ns: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     ours, theirs = FeatureWGD(), DeepEnsembles()
     calls = {(m, n): partial(_repeat, _step(m, network, n), -(-ns[-1] // 8 // n)) for n in ns for m in (ours, theirs)}
     taken = _in_turns(calls, rounds)
@@ -101,12 +101,12 @@ def _in_turns(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[An
     return taken
 
 
-def _step(method: Method, network: CNN, members: int) -> Callable[[], None]:
+def _step(method: Method, network: CNNConfig, members: int) -> Callable[[], None]:
     made = network.extractor((3, 32, 32))
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = set_up(Engine(compile="off", run="sequential"), "float32", ens, lambda: 0.0)
+    setup = resolve_compute(ComputeConfig(compile="off", run="sequential"), "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))

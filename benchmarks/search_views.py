@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from featureflock.data import InMemory, OwnData, Splits, only_view
-from featureflock.evaluation.measuring import views_of
-from featureflock.evaluation.metrics import average, scores
+from featureflock.core.kernels import RBF
+from featureflock.core.priors import Cauchy, Uniform
+from featureflock.data import CustomData, Splits, TensorExamples, only_view
+from featureflock.evaluation.metrics.classification import average, scores
 from featureflock.evaluation.predictions import Predictor
+from featureflock.evaluation.run_metrics import views_of
 from featureflock.evaluation.runs import read_run
-from featureflock.kernels import RBF
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
-from featureflock.priors import Cauchy, Uniform
-from featureflock.provenance import provenance
-from featureflock.recipes import STUDIES
+from featureflock.studies import STUDIES
 from featureflock.training import Recipe, train
+from featureflock.utils.provenance import provenance
 
 HELD_OUT = 1_000
 OFFICIAL = RBF(bandwidth="official")
@@ -50,7 +50,7 @@ def measure(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
     if not (folder / "result.json").is_file():
         train(recipe, folder, resume=True)
     run, held_out = read_run(folder), splits.validation
-    assert isinstance(held_out, InMemory)
+    assert isinstance(held_out, TensorExamples)
     predictor = Predictor(run)
     whole = predictor.log_probs(held_out)
     views = {view.name: predictor.log_probs(only_view(held_out, view)) for view in splits.views}
@@ -66,9 +66,9 @@ def trained_alone(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, flo
     """By view: how much of the held-out pairs one network gets right that sees nothing else in training either."""
     found = {}
     for view in splits.views:
-        assert isinstance(splits.train, InMemory)
-        assert isinstance(splits.validation, InMemory)
-        data = OwnData(only_view(splits.train, view), only_view(splits.validation, view))
+        assert isinstance(splits.train, TensorExamples)
+        assert isinstance(splits.validation, TensorExamples)
+        data = CustomData(only_view(splits.train, view), only_view(splits.validation, view))
         own = replace(recipe, data=data, method=Single(), members=1, subset=None, validation=0)
         found[view.name] = train(own, folder / view.name, resume=True)["test"]["accuracy"] / 100
     return found

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 import torch
 from measuring import Worker, progress, ratios, row
 
-from featureflock.distributed import joined
-from featureflock.memory import keeping_memory
+from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.distributed.mesh import join_mesh
 from featureflock.methods import FeatureWGD
-from featureflock.models import WRN
-from featureflock.training import Engine, Recipe
-from featureflock.training.engine import set_up
+from featureflock.models import WideResNetConfig
+from featureflock.training import ComputeConfig, Recipe
+from featureflock.training.compute import resolve_compute
 from featureflock.training.state import fresh_state
 
 SEED, BATCH = 0, 128
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 def measure(scale: str) -> list[dict[str, Any]]:
     if scale == "quick":
-        return _compare(WRN(10, 1), 1, 1, False)
-    rows = _compare(WRN(10, 1), 2, 20 if scale == "full" else 6, True)
-    return rows + _compare(WRN(16, 4), 2, 7, True) if scale == "full" else rows
+        return _compare(WideResNetConfig(10, 1), 1, 1, False)
+    rows = _compare(WideResNetConfig(10, 1), 2, 20 if scale == "full" else 6, True)
+    return rows + _compare(WideResNetConfig(16, 4), 2, 7, True) if scale == "full" else rows
 
 
-def _compare(network: WRN, for_each: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
+def _compare(network: WideResNetConfig, for_each: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     processes = max(2, threads)
     members = for_each * processes
@@ -80,7 +80,14 @@ def _free_port() -> int:
 
 
 def _train(
-    turn: Callable[[], None], network: WRN, members: int, threads: int, compile: bool, rank: int, size: int, port: int
+    turn: Callable[[], None],
+    network: WideResNetConfig,
+    members: int,
+    threads: int,
+    compile: bool,
+    rank: int,
+    size: int,
+    port: int,
 ) -> None:
     torch.set_num_threads(threads)
     place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -89,10 +96,10 @@ def _train(
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = set_up(Engine(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
+    setup = resolve_compute(ComputeConfig(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
-    with joined() as mesh, keeping_memory():
+    with join_mesh() as mesh, retained_memory():
         state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.data import OwnData
+from featureflock.data import CustomData
 from featureflock.methods import FeatureWGD
-from featureflock.models import WRN
-from featureflock.training import Engine, Recipe, Reporter, train
+from featureflock.models import WideResNetConfig
+from featureflock.training import ComputeConfig, Recipe, Reporter, train
 
 SEED, BATCH, PICTURES = 0, 128, 10_000
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
@@ -46,24 +46,24 @@ def measure(scale: str) -> list[dict[str, Any]]:
     peak = Worker(_peak, products)
     try:
         if scale == "quick":
-            return _compare(WRN(10, 1), 2, 1, peak, products, "", "", Engine(compile="off"))
+            return _compare(WideResNetConfig(10, 1), 2, 1, peak, products, "", "", ComputeConfig(compile="off"))
         rounds = 12 if scale == "full" else 3
-        small = _compare(WRN(10, 2), 4, 2 * rounds, peak, products, "≥ 1.5", "")
+        small = _compare(WideResNetConfig(10, 2), 4, 2 * rounds, peak, products, "≥ 1.5", "")
         members = 4 if scale == "full" else 2
-        return small + _compare(WRN(16, 4), members, rounds, peak, products, "≥ 1.6", "≥ 0.75")
+        return small + _compare(WideResNetConfig(16, 4), members, rounds, peak, products, "≥ 1.6", "≥ 0.75")
     finally:
         peak.close()
 
 
 def _compare(
-    network: WRN,
+    network: WideResNetConfig,
     members: int,
     rounds: int,
     peak: Worker,
     peak_products: float,
     faster: str,
     share: str,
-    engine: Engine = Engine(compile="on"),
+    engine: ComputeConfig = ComputeConfig(compile="on"),
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     progress(f"  {name}")
@@ -91,7 +91,7 @@ def _compare(
     ]
 
 
-def _forward_products(network: WRN) -> int:
+def _forward_products(network: WideResNetConfig) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network.extractor((3, 32, 32))(torch.zeros(BATCH, 3, 32, 32))
     return counter.get_total_flops()
@@ -102,14 +102,14 @@ def _pictures() -> tuple[np.ndarray, np.ndarray]:
     return chance.integers(0, 256, (PICTURES, 32, 32, 3), np.uint8), chance.integers(0, 10, PICTURES)
 
 
-def _featureflock(turn: Callable[[], None], network: WRN, members: int, engine: Engine) -> None:
+def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: int, engine: ComputeConfig) -> None:
     class Turns(Reporter):
         def step(self, step: int, averages: object) -> None:
             turn()
 
     x, y = (torch.from_numpy(array) for array in _pictures())
     x = x.permute(0, 3, 1, 2).contiguous()
-    data = OwnData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)
+    data = CustomData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)
     recipe = Recipe(data=data, model=network, method=FeatureWGD(), members=members, batch=BATCH, epochs=1000)
     with tempfile.TemporaryDirectory() as folder:
         train(recipe, Path(folder, "run"), engine=engine, reporter=Turns())
@@ -135,7 +135,7 @@ class _Transformed(Dataset[tuple[Tensor, int]]):
         return (x - self.mean) / self.std, int(self.y[index])
 
 
-def _ordinary(turn: Callable[[], None], network: WRN, members: int) -> None:
+def _ordinary(turn: Callable[[], None], network: WideResNetConfig, members: int) -> None:
     torch.manual_seed(SEED)
     nets: list[nn.Module] = []
     for _ in range(members):

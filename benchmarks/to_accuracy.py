@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from measuring import write_json
 
-from featureflock.ensemble import Ensemble
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import read_run
-from featureflock.models import CNN
-from featureflock.training import RECIPES, Engine, train
-from featureflock.training.building import forward_flop
+from featureflock.models import CNNConfig
+from featureflock.training import RECIPES, ComputeConfig, train
+from featureflock.training.build import forward_flop
 
 
 def main() -> None:
@@ -94,10 +94,12 @@ def member_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
 
 
 def _quick_runs(folder: Path) -> list[Path]:
-    steps = replace(RECIPES["digits-cnn"].recipe, model=CNN(8), members=2, subset=200, epochs=2, decay_epochs=(1,))
+    steps = replace(
+        RECIPES["digits-cnn"].recipe, model=CNNConfig(8), members=2, subset=200, epochs=2, decay_epochs=(1,)
+    )
     cycle = replace(steps, decay_epochs=(), schedule="one-cycle")
     for name, recipe in (("steps", steps), ("one-cycle", cycle)):
-        train(recipe, folder / name, engine=Engine(test_every=1))
+        train(recipe, folder / name, engine=ComputeConfig(test_every=1))
     return [folder / "steps", folder / "one-cycle"]
 
 

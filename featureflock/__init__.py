@@ -26,7 +26,7 @@ __all__ = [
     "corruptions",
     "data",
     "evaluation",
-    "joined",
+    "join_mesh",
     "load",
     "methods",
     "models",
@@ -37,34 +37,34 @@ __all__ = [
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from featureflock import corruptions, data, evaluation, methods, models, training
-    from featureflock.distributed import MeshShape, joined
-    from featureflock.ensemble import Ensemble, Uncertainty
+    from featureflock.core.kernels import RBF
+    from featureflock.core.particles import ParticleLayer, transport
+    from featureflock.core.priors import Cauchy, Normal, Uniform
+    from featureflock.core.rules import MAP, SVGD, WGD, SteinWGD
+    from featureflock.distributed.mesh import MeshShape, join_mesh
+    from featureflock.ensemble.ensemble import Ensemble, Uncertainty
+    from featureflock.ensemble.saving import load, save
     from featureflock.evaluation import calibrate
-    from featureflock.kernels import RBF
-    from featureflock.particles import ParticleLayer, transport
-    from featureflock.priors import Cauchy, Normal, Uniform
-    from featureflock.rules import MAP, SVGD, WGD, SteinWGD
-    from featureflock.saving import load, save
 else:
     _MODULES = ("corruptions", "data", "evaluation", "methods", "models", "training")
     _HOMES = {
-        "Cauchy": "priors",
-        "Ensemble": "ensemble",
-        "MAP": "rules",
-        "MeshShape": "distributed",
-        "Normal": "priors",
-        "ParticleLayer": "particles",
-        "RBF": "kernels",
-        "SVGD": "rules",
-        "SteinWGD": "rules",
-        "Uncertainty": "ensemble",
-        "Uniform": "priors",
-        "WGD": "rules",
+        "Cauchy": "core.priors",
+        "Ensemble": "ensemble.ensemble",
+        "MAP": "core.rules",
+        "MeshShape": "distributed.mesh",
+        "Normal": "core.priors",
+        "ParticleLayer": "core.particles",
+        "RBF": "core.kernels",
+        "SVGD": "core.rules",
+        "SteinWGD": "core.rules",
+        "Uncertainty": "ensemble.ensemble",
+        "Uniform": "core.priors",
+        "WGD": "core.rules",
         "calibrate": "evaluation",
-        "joined": "distributed",
-        "load": "saving",
-        "save": "saving",
-        "transport": "particles",
+        "join_mesh": "distributed.mesh",
+        "load": "ensemble.saving",
+        "save": "ensemble.saving",
+        "transport": "core.particles",
     }
 
     def __getattr__(name: str) -> Any:

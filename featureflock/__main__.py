@@ -1,5 +1,5 @@
 """python -m featureflock: the command line, for launchers that start modules."""
 
-from featureflock.cli import main
+from featureflock.cli.main import main
 
 main()

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from featureflock.core.priors import Cauchy, Uniform
 from featureflock.data import TwoViewDigits, two_view_digits
-from featureflock.ensemble import Ensemble
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation import first_view_share, view_difference_by_input
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Method, Single
-from featureflock.priors import Cauchy, Uniform
 
 METHODS: dict[str, Method] = {
     "Single": Single(),

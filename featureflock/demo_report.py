@@ -15,7 +15,7 @@ from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from featureflock.data import two_view_digits
 from featureflock.demo import METHODS, Outcome, Settings
-from featureflock.provenance import provenance
+from featureflock.utils.provenance import provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

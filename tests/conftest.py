@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-pytest.register_assert_rewrite("published_formats")  # so that its asserts, too, show the values
+pytest.register_assert_rewrite("helpers.published_formats")  # so that its asserts, too, show the values
 
-from browser import Browser  # noqa: E402
-from published_formats import Server, alter, collection, digests, on, pickled_files, tar_of  # noqa: E402
+from helpers.browser import Browser  # noqa: E402
+from helpers.published_formats import Server, alter, collection, digests, on, pickled_files, tar_of  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy import ndimage, sparse
 
-from featureflock.corruptions.pictures import Bytes, Chance, Floats, relative_size, to_bytes
+from featureflock.corruptions.images import Bytes, Floats, ImageRandom, relative_size, to_bytes
 
 DEFOCUS = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 """Radius, alias."""
@@ -32,7 +32,7 @@ ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)
 """Zooms go from 1 to below this in steps of 0.01."""
 
 
-def defocus_blur(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def defocus_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     size = max(1.0, relative_size(x_bhwc))  # a disk of less than a pixel would be no blur at all
     radius, alias = (value * size for value in DEFOCUS[severity - 1])
     kernel = disk(radius, alias)
@@ -46,7 +46,7 @@ def defocus_blur(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
     return to_bytes(blurred)
 
 
-def glass_blur(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def glass_blur(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     size = relative_size(x_bhwc)
     sigma, delta, iterations = GLASS[severity - 1]
     sigma, delta = sigma * size, max(1, round(delta * size))
@@ -58,13 +58,13 @@ def glass_blur(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return to_bytes(_smooth(x / 255, sigma))
 
 
-def motion_blur(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def motion_blur(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     radius, sigma = MOTION[severity - 1]
     size = relative_size(x_bhwc)
     return along_lines(x_bhwc, radius * size, sigma * size, chance.uniform(-45, 45))
 
 
-def zoom_blur(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def zoom_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     batch, height, width, channels = x_bhwc.shape
     columns = x_bhwc.transpose(1, 2, 0, 3).reshape(height * width, batch * channels) / np.float32(255)
     blurred: NDArray[np.float32] = _all_zooms(ZOOM[severity - 1], height, width) @ columns

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from featureflock.corruptions.pictures import Bytes, Chance, Floats, to_bytes
+from featureflock.corruptions.images import Bytes, Floats, ImageRandom, to_bytes
 
 CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
 ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
@@ -34,7 +34,7 @@ _AFFINE_UNITS, _AFFINE_PLACES = 1024, 32
 """Fractions of a pixel that the two summands of a place are rounded to, and their sum."""
 
 
-def contrast(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def contrast(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     pixels = x_bhwc.shape[1] * x_bhwc.shape[2]
     mean = x_bhwc.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (255 * pixels)
     x = x_bhwc / 255
@@ -44,7 +44,7 @@ def contrast(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
     return to_bytes(x)
 
 
-def elastic_transform(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def elastic_transform(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     alpha, sigma, moved = (value * min(height, width) for value in ELASTIC[severity - 1])
     x: Singles = x_bhwc.astype(np.float32) / np.float32(255)
@@ -57,13 +57,13 @@ def elastic_transform(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return to_bytes(x)
 
 
-def pixelate(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def pixelate(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     c = PIXELATE[severity - 1]
     return _boxes(_boxes(x_bhwc, int(height * c), int(width * c)), height, width)
 
 
-def jpeg_compression(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def jpeg_compression(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     y_bhwc = np.empty_like(x_bhwc)
     for x, y in zip(x_bhwc, y_bhwc, strict=True):
         stream = io.BytesIO()

@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from featureflock.corruptions.pictures import Bytes, Chance
+from featureflock.corruptions.images import Bytes, ImageRandom
 from featureflock.corruptions.plasma import plasma
 
 PACKAGE = "torch-uncertainty-assets"
@@ -68,7 +68,7 @@ def _photographs() -> tuple[Path, ...] | None:
 
 
 def _texture(k: int, height: int, width: int, mean: tuple[int, int, int], deviation: int) -> Bytes:
-    chance = Chance(np.array([k]), (_TEXTURE_KEY,))
+    chance = ImageRandom(np.array([k]), (_TEXTURE_KEY,))
     ridges = -np.abs(2 * plasma(chance, max(height, width), _DECAY)[0, :height, :width] - 1)
     ridges = (ridges - ridges.mean()) / ridges.std()
     texture: Bytes = np.clip(np.array(mean) + deviation * ridges[..., None], 0, 255).astype(np.uint8)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import pdtr
 
-from featureflock.corruptions.pictures import Bytes, Chance, Floats, to_bytes
+from featureflock.corruptions.images import Bytes, Floats, ImageRandom, to_bytes
 
 GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 SHOT = (500, 250, 100, 75, 50)
@@ -26,13 +26,13 @@ IMPULSE = (0.01, 0.02, 0.03, 0.05, 0.07)
 _INTERVALS, _UNSURE = 4096, 256
 
 
-def gaussian_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def gaussian_noise(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     noise = chance.normal(0, GAUSSIAN[severity - 1], *x_bhwc.shape[1:])
     noise += x_bhwc / 255
     return to_bytes(noise)
 
 
-def shot_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def shot_noise(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     c = SHOT[severity - 1]
     u = chance.uniform(0, 1, *x_bhwc.shape[1:])
     y = _poisson_guide(c)[x_bhwc, (u * _INTERVALS).astype(np.intp)]
@@ -41,7 +41,7 @@ def shot_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return y.astype(np.uint8)
 
 
-def impulse_noise(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def impulse_noise(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     c = IMPULSE[severity - 1]
     u = chance.uniform(0, 1, *x_bhwc.shape[1:])
     kept = to_bytes(np.arange(256) / 255)[x_bhwc]  # as published, some bytes lose one on their way to [0, 1] and back

@@ -8,12 +8,12 @@ with w = 100 at first, so that deviations shrink by decay² a level. At last the
 
 import numpy as np
 
-from featureflock.corruptions.pictures import Chance, Floats
+from featureflock.corruptions.images import Floats, ImageRandom
 
 _FIRST_WIBBLE = 100.0
 
 
-def plasma(chance: Chance, size: int, decay: float) -> Floats:
+def plasma(chance: ImageRandom, size: int, decay: float) -> Floats:
     """Maps (B, n, n) between 0 and 1, n the next power of two from `size` on."""
     n = 1 << (size - 1).bit_length()
     map_bnn: Floats = np.zeros((len(chance.index_b), n, n))

@@ -12,7 +12,7 @@ import numpy as np
 
 from featureflock.corruptions.blur import along_lines, magnification
 from featureflock.corruptions.frost import frost_views
-from featureflock.corruptions.pictures import Bytes, Chance, relative_size, to_bytes
+from featureflock.corruptions.images import Bytes, ImageRandom, relative_size, to_bytes
 from featureflock.corruptions.plasma import plasma
 
 SNOW = (
@@ -32,7 +32,7 @@ BRIGHTNESS = (0.05, 0.1, 0.15, 0.2, 0.3)
 _GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
-def snow(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def snow(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     mean, deviation, zoom, threshold, radius, sigma, share = SNOW[severity - 1]
     height, width = x_bhwc.shape[1:3]
     size = relative_size(x_bhwc)
@@ -50,7 +50,7 @@ def snow(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return to_bytes(x + layer + layer[:, ::-1, ::-1])
 
 
-def frost(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def frost(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     of_picture, of_frost = FROST[severity - 1]
     height, width = x_bhwc.shape[1:3]
     views = frost_views(relative_size(x_bhwc), height, width)
@@ -63,7 +63,7 @@ def frost(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return np.clip(frosted, 0, 255, out=frosted).astype(np.uint8)
 
 
-def fog(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
+def fog(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
     thickness, decay = FOG[severity - 1]
     height, width = x_bhwc.shape[1:3]
     x = x_bhwc / 255
@@ -74,7 +74,7 @@ def fog(x_bhwc: Bytes, severity: int, chance: Chance) -> Bytes:
     return to_bytes(x)
 
 
-def brightness(x_bhwc: Bytes, severity: int, _: Chance) -> Bytes:
+def brightness(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     x = x_bhwc / 255
     value = x.max(axis=3, keepdims=True)
     brighter = np.minimum(value + BRIGHTNESS[severity - 1], 1)

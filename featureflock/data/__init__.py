@@ -1,25 +1,25 @@
 """Data sets: where they come from, how they are kept, and how batches are made of them."""
 
-from featureflock.data.augment import Draw, crop_and_flip
-from featureflock.data.datasets import (
+from featureflock.data.augment import EpochKey, crop_and_flip
+from featureflock.data.examples import Batch, Examples, Scale, TensorExamples, content_digest
+from featureflock.data.input_format import InputFormat
+from featureflock.data.rng import permutation, random_bits
+from featureflock.data.sets.dominoes import Dominoes
+from featureflock.data.sets.sets import (
     CIFAR10,
     CIFAR100,
     MNIST,
+    CustomData,
     DataSet,
     Digits,
     FashionMNIST,
     HeldOut,
     ImageFolder,
-    OwnData,
     Splits,
 )
-from featureflock.data.dominoes import Dominoes
-from featureflock.data.examples import Batch, Examples, InMemory, Scale, content_digest
-from featureflock.data.getting import get
-from featureflock.data.input_format import InputFormat
-from featureflock.data.randomness import permutation, random_bits
-from featureflock.data.streamed import Reader, Streamed, from_dataset
-from featureflock.data.two_view_digits import TwoViewDigits, two_view_digits
+from featureflock.data.sets.two_view_digits import TwoViewDigits, two_view_digits
+from featureflock.data.sources.fetch import get
+from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
 from featureflock.data.views import View, only_view
 
 __all__ = [
@@ -27,21 +27,21 @@ __all__ = [
     "CIFAR100",
     "MNIST",
     "Batch",
+    "CustomData",
     "DataSet",
     "Digits",
     "Dominoes",
-    "Draw",
+    "EpochKey",
+    "ExampleReader",
     "Examples",
     "FashionMNIST",
     "HeldOut",
     "ImageFolder",
-    "InMemory",
     "InputFormat",
-    "OwnData",
-    "Reader",
     "Scale",
     "Splits",
-    "Streamed",
+    "StreamedExamples",
+    "TensorExamples",
     "TwoViewDigits",
     "View",
     "content_digest",

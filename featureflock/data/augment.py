@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.data.randomness import below
+from featureflock.data.rng import below
 
 
 @dataclass(frozen=True)
-class Draw:
+class EpochKey:
     """Which random numbers an epoch of training takes."""
 
     seed: int
     epoch: int
 
 
-def crop_and_flip(x_bchw: Tensor, index_b: Tensor, draw: Draw, *, padding: int, flip: bool) -> Tensor:
+def crop_and_flip(x_bchw: Tensor, index_b: Tensor, draw: EpochKey, *, padding: int, flip: bool) -> Tensor:
     """A random window of each picture with `padding` black pixels around it, and with probability ½ its mirror image.
 
     The result is in channels_last order, because whole pixels are what is gathered.

@@ -17,8 +17,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from featureflock.data.augment import Draw, crop_and_flip
-from featureflock.data.randomness import permutation
+from featureflock.data.augment import EpochKey, crop_and_flip
+from featureflock.data.rng import permutation
 
 
 class Batch(NamedTuple):
@@ -47,7 +47,7 @@ class Examples(ABC):
         """Only the examples at these positions."""
 
     @abstractmethod
-    def batches(self, order: Sequence[Tensor], device: torch.device, draw: Draw | None = None) -> Iterator[Batch]:
+    def batches(self, order: Sequence[Tensor], device: torch.device, draw: EpochKey | None = None) -> Iterator[Batch]:
         """One batch for each tensor of positions; augmented if `draw` is given."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ def unit_scale(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scale:
     return Scale(tuple(255 * m for m in mean), tuple(255 * d for d in deviation))
 
 
-class InMemory(Examples):
+class TensorExamples(Examples):
     """All inputs in one tensor (N, …).
 
     Args:
@@ -145,7 +145,7 @@ class InMemory(Examples):
         chosen.x, chosen.labels, chosen.indices = self.x[positions], self.labels[positions], self.indices[positions]
         return chosen
 
-    def batches(self, order: Sequence[Tensor], device: torch.device, draw: Draw | None = None) -> Iterator[Batch]:
+    def batches(self, order: Sequence[Tensor], device: torch.device, draw: EpochKey | None = None) -> Iterator[Batch]:
         # All of it goes to the device at once: CIFAR's bytes take 150 MB there.
         self.x = self.x.to(device)
         for positions in order:

@@ -11,10 +11,10 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from featureflock.data.datasets import Splits
-from featureflock.data.examples import InMemory, Scale, as_numbers
-from featureflock.data.folders import PictureFiles, centre, in_colour
-from featureflock.data.streamed import Streamed
+from featureflock.data.examples import Scale, TensorExamples, as_numbers
+from featureflock.data.image_files import ImageFiles, centre, to_rgb_image
+from featureflock.data.sets.sets import Splits
+from featureflock.data.streaming import StreamedExamples
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
 """Those that Pillow reads without the help of another program."""
@@ -41,11 +41,11 @@ class InputFormat:
     def of(cls, splits: Splits) -> Self:
         """Of a data set's test examples."""
         test, scale, white, margin, dtype = splits.test, None, 255, 1.0, "float32"
-        if isinstance(test, InMemory):
+        if isinstance(test, TensorExamples):
             scale, white, dtype = test.scale, test.white, str(test.x.dtype).removeprefix("torch.")
-        elif isinstance(test, Streamed):
+        elif isinstance(test, StreamedExamples):
             scale = test.scale
-            if isinstance(test.reader, PictureFiles):
+            if isinstance(test.reader, ImageFiles):
                 margin, dtype = test.reader.margin, "uint8"
         return cls(test.shape, dtype, scale, white, margin, splits.classes, splits.names)
 
@@ -114,7 +114,7 @@ def _opened(path: Path) -> tuple[Image.Image, list[str]]:
                     notes.append("what is transparent is white")
                     layer = upright.convert("RGBA")
                     upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-                picture = in_colour(upright)
+                picture = to_rgb_image(upright)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
     except UnidentifiedImageError:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from featureflock.data.examples import InMemory
+from featureflock.data.examples import TensorExamples
 
 
 class View(NamedTuple):
@@ -23,11 +23,11 @@ class View(NamedTuple):
     columns: slice
 
 
-def only_view(examples: InMemory, view: View) -> InMemory:
+def only_view(examples: TensorExamples, view: View) -> TensorExamples:
     """The examples (N, C, H, W) with everything blank but one view."""
     blank = torch.zeros(examples.shape) if examples.scale is None else examples.scale.zero(examples.shape)
     if not examples.x.is_floating_point():
         blank = blank.round()
     x = blank.to(examples.x).expand_as(examples.x).contiguous()
     x[:, :, view.rows, view.columns] = examples.x[:, :, view.rows, view.columns]
-    return InMemory(x, examples.labels, scale=examples.scale, white=examples.white)
+    return TensorExamples(x, examples.labels, scale=examples.scale, white=examples.white)

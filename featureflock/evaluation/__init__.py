@@ -1,9 +1,8 @@
 """Evaluation: metrics as pure functions of probabilities and labels, and all of them for trained runs."""
 
 from featureflock.evaluation.calibration import Calibrated, calibrate, calibrated, fit_temperature, tempered
-from featureflock.evaluation.cam_picture import cam_grid
-from featureflock.evaluation.comparing import Difference, Mean, mean, paired_difference
-from featureflock.evaluation.conditions import Condition, Protocol
+from featureflock.evaluation.cam_figure import cam_grid
+from featureflock.evaluation.conditional_redundancy import conditional_redundancy
 from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.diversity import (
     Diversity,
@@ -12,7 +11,7 @@ from featureflock.evaluation.diversity import (
     mutual_information,
     predictive_variance,
 )
-from featureflock.evaluation.evaluating import Evaluation, evaluate
+from featureflock.evaluation.evaluate_runs import Evaluation, evaluate
 from featureflock.evaluation.grad_cam import (
     Maps,
     cam_similarity,
@@ -20,7 +19,7 @@ from featureflock.evaluation.grad_cam import (
     class_activation_maps,
     empty_share,
 )
-from featureflock.evaluation.metrics import (
+from featureflock.evaluation.metrics.classification import (
     Reliability,
     RiskCoverage,
     Scores,
@@ -37,7 +36,8 @@ from featureflock.evaluation.metrics import (
     scores,
 )
 from featureflock.evaluation.ood import Detection, OutOfDistribution, detection, out_of_distribution
-from featureflock.evaluation.redundancy import conditional_redundancy
+from featureflock.evaluation.statistics import PairedDifference, SeedMean, mean, paired_difference
+from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet
 from featureflock.evaluation.views import (
     covered_views,
     first_view_share,
@@ -47,18 +47,18 @@ from featureflock.evaluation.views import (
 
 __all__ = [
     "Calibrated",
-    "Condition",
     "Detection",
-    "Difference",
     "Diversity",
     "Evaluation",
+    "EvaluationProtocol",
+    "EvaluationSet",
     "Maps",
-    "Mean",
     "OutOfDistribution",
-    "Protocol",
+    "PairedDifference",
     "Reliability",
     "RiskCoverage",
     "Scores",
+    "SeedMean",
     "accuracy",
     "aurc",
     "average",

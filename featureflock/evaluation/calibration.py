@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featureflock.ensemble import Ensemble
-from featureflock.evaluation.inputs import checked_labels, checked_log_probs
-from featureflock.evaluation.metrics import SLICE, Scores, mean_log_probs, mean_scores, scores_of
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.evaluation.checks import checked_labels, checked_log_probs
+from featureflock.evaluation.metrics.classification import SLICE, Scores, mean_log_probs, mean_scores, scores_of
 
 BOUNDS = 0.01, 100.0
 LEAST, MOST = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.evaluation.inputs import checked_probs
+from featureflock.evaluation.checks import checked_probs
 
 
 class Diversity(NamedTuple):

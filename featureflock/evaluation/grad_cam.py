@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from featureflock.ensemble import Ensemble, evaluating
-from featureflock.evaluation.inputs import INTEGERS
+from featureflock.ensemble.ensemble import Ensemble, eval_mode
+from featureflock.evaluation.checks import INTEGERS
 
 Block = Callable[[nn.Module], nn.Module]
 
@@ -67,7 +67,7 @@ def class_activation_maps(
         raise ValueError(f'classes must be "ensemble", "member" or a tensor of integers (B,); got {got}.')
     heads = ens.head if isinstance(ens.head, nn.ModuleList) else [ens.head] * len(ens)
     members = [nn.Sequential(*pair) for pair in zip(ens.extractors, heads, strict=True)]
-    with evaluating(ens), _uncompiled(), torch.inference_mode(False), torch.enable_grad():
+    with eval_mode(ens), _uncompiled(), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if isinstance(x, Tensor) and x.is_inference() else x
         if isinstance(classes, str) and classes == "ensemble":
             classes = _ensemble_classes(members, x)

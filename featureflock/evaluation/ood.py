@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from featureflock.evaluation.checks import checked_probs
 from featureflock.evaluation.diversity import mutual_information
-from featureflock.evaluation.inputs import checked_probs
-from featureflock.evaluation.metrics import doubt
+from featureflock.evaluation.metrics.classification import doubt
 
 
 class Detection(NamedTuple):

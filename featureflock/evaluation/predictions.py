@@ -18,14 +18,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import Batch, Examples
-from featureflock.ensemble import Ensemble
-from featureflock.evaluation.conditions import Condition
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import TrainedRun
-from featureflock.files import clear_partials, write_atomically
-from featureflock.memory import keeping_memory
-from featureflock.training.engine import Engine, Setup, set_up
-from featureflock.training.measuring import Diverged
+from featureflock.evaluation.test_sets import EvaluationSet
+from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
+from featureflock.training.validation import DivergenceError
+from featureflock.utils.files import clear_partials, write_atomically
 
 _FORMAT = "featureflock predictions 1"
 _BATCH = 256
@@ -53,10 +53,10 @@ class Predictions(NamedTuple):
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
 
-    def __init__(self, run: TrainedRun, engine: Engine = Engine(), ens: Ensemble | None = None) -> None:
+    def __init__(self, run: TrainedRun, engine: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
         self.run, self.engine = run, engine
         self._ens = ens
-        self._setup: Setup | None = None
+        self._setup: ResolvedCompute | None = None
 
     @property
     def ensemble(self) -> Ensemble:
@@ -66,15 +66,15 @@ class Predictor:
         return self._ens
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> ResolvedCompute:
         if self._setup is None:
             ens = self.run.load_ensemble() if self._ens is None else self._ens
-            self._setup = set_up(self.engine, self.run.recipe["precision"], ens, lambda: 0.0)
+            self._setup = resolve_compute(self.engine, self.run.recipe["precision"], ens, lambda: 0.0)
             self._ens = self._setup.prepare(ens).eval()
         return self._setup
 
     @torch.no_grad()
-    @keeping_memory()
+    @retained_memory()
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
         """Of every member on examples; those that cannot be read are left out."""
         ens, setup = self.ensemble, self.setup
@@ -91,17 +91,17 @@ class Predictor:
         log_probs = torch.cat(log_p, 1)
         bad = (~torch.isfinite(log_probs)).any(-1).any(-1).nonzero()
         if len(bad):
-            raise Diverged(f"The predictions of member {int(bad[0])} of {self.run} are not finite.")
+            raise DivergenceError(f"The predictions of member {int(bad[0])} of {self.run} are not finite.")
         return Predictions(log_probs, torch.cat(labels), torch.cat(places))
 
 
-def is_kept(run: TrainedRun, condition: Condition) -> bool:
+def has_predictions(run: TrainedRun, condition: EvaluationSet) -> bool:
     """Whether the disk has predictions of these weights on all these examples."""
     asked = kept(run, condition.name, condition.identity, ("asked",))
     return asked is not None and bool(torch.isin(condition.positions, asked["asked"]).all())
 
 
-def read(run: TrainedRun, condition: Condition) -> Predictions:
+def read(run: TrainedRun, condition: EvaluationSet) -> Predictions:
     """The predictions that `predict` has kept."""
     tensors = kept(run, condition.name, condition.identity, (*Predictions._fields, "asked"))
     if tensors is None or not torch.isin(condition.positions, tensors["asked"]).all():
@@ -109,15 +109,15 @@ def read(run: TrainedRun, condition: Condition) -> Predictions:
     return Predictions(*(tensors[name] for name in Predictions._fields)).at(condition.positions)
 
 
-def predict(predictor: Predictor, condition: Condition, tick: Tick = lambda done: None) -> Predictions:
+def predict(predictor: Predictor, condition: EvaluationSet, tick: Tick = lambda done: None) -> Predictions:
     """Compute what members say of a condition."""
     found = predictor.log_probs(condition.load(condition.positions), tick)
     return found._replace(positions=condition.positions[found.positions])
 
 
-def keep_predictions(run: TrainedRun, condition: Condition, found: Predictions) -> None:
+def store_predictions(run: TrainedRun, condition: EvaluationSet, found: Predictions) -> None:
     """Write them beside the run, unless another process has written as many or more meanwhile."""
-    if not is_kept(run, condition):
+    if not has_predictions(run, condition):
         asked = condition.positions.clone()
         keep(run, condition.name, condition.identity, {**found._asdict(), "asked": asked})
 

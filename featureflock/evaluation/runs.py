@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_type_hints
 from featureflock import data as data_sets
 from featureflock import methods
 from featureflock.data import DataSet
-from featureflock.ensemble import Ensemble
-from featureflock.saving import load
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.saving import load
 from featureflock.training.run_folder import RunFolder
 
 
@@ -53,7 +53,7 @@ class TrainedRun:
     def _data_set(self, description: dict[str, Any]) -> DataSet:
         name = description["class"]
         kind = getattr(data_sets, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, DataSet)) or kind is data_sets.OwnData:
+        if not (isinstance(kind, type) and issubclass(kind, DataSet)) or kind is data_sets.CustomData:
             raise ValueError(
                 f"{self} was trained on data of your own ({name}), which its folder does not hold; call "
                 "featureflock.evaluation.evaluate from Python with data=… instead."
@@ -72,7 +72,7 @@ _OWN = ("method", "members")
 """What a method is compared by, and how large it is."""
 
 
-class Setting(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ by their seed alone: one row of a table."""
 
     title: str
@@ -102,7 +102,7 @@ def read_run(folder: Path | str) -> TrainedRun:
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
-def settings(runs: Sequence[TrainedRun]) -> list[Setting]:
+def settings(runs: Sequence[TrainedRun]) -> list[RunGroup]:
     """The runs by what they have in common, in the order in which they were given.
 
     The title is the method's. Where several settings have the same method, what they differ in is added to it.
@@ -115,7 +115,7 @@ def settings(runs: Sequence[TrainedRun]) -> list[Setting]:
             raise ValueError(f"{twin} and {run} are of the same recipe and seed; give only one of them.")
         group.append(run)
     groups = list(together.values())
-    return [Setting(_title(group[0], [other[0] for other in groups]), group) for group in groups]
+    return [RunGroup(_title(group[0], [other[0] for other in groups]), group) for group in groups]
 
 
 def differing(run: TrainedRun, other: TrainedRun) -> list[str]:

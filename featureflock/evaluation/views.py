@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from featureflock.evaluation.inputs import checked_log_probs
+from featureflock.evaluation.checks import checked_log_probs
 
 _EPSILON = 1e-6
 _HALF = 0.5

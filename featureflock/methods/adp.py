@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, check_weight
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, check_weight
 
 _EPSILON = 1e-6
 

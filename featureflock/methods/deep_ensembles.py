@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method
 
 
 @dataclass(frozen=True)

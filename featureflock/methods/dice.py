@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featureflock.ensemble import Ensemble, recorded
-from featureflock.methods.method import Method, check_weight
-from featureflock.methods.redundancy import TAU, Discriminators, judge
+from featureflock.ensemble.ensemble import Ensemble, recorded
+from featureflock.methods.base import Method, check_weight
+from featureflock.methods.discriminators import TAU, Discriminators, judge
 
 _LIMIT = 10.0
 """Log-variances are kept between ±10, smoothly."""
@@ -51,7 +51,7 @@ class DICE(Method):
     """Members with Gaussian features and heads of their own, whose conditional redundancy is penalised."""
 
     title = "DICE"
-    is_mean_of_parts = False  # its negatives come from the whole batch
+    splits_over_batch = False  # its negatives come from the whole batch
 
     delta: float = 0.2
     """δ_cr, the weight of the redundancy after the first epochs; DICE's paper has about 0.2."""
@@ -115,7 +115,7 @@ class DICE(Method):
         share = (epochs / self.ramp_epochs).clamp(max=1.0) if self.ramp_epochs else torch.ones_like(epochs)
         return self.delta * share, self.first_beta * (self.beta / self.first_beta) ** share
 
-    def own_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
+    def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
         layer = _bottleneck(ens)
         of_discriminators = torch.optim.RMSprop(layer.discriminators.parameters(), lr=self.discriminator_rate)
         of_discriminators.register_step_pre_hook(_cut_gradients)

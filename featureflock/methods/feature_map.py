@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, mean_cross_entropy
-from featureflock.particles import ParticleLayer
-from featureflock.priors import Cauchy, Prior
-from featureflock.rules import MAP
+from featureflock.core.particles import ParticleLayer
+from featureflock.core.priors import Cauchy, Prior
+from featureflock.core.rules import MAP
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, mean_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FeatureMAP(Method):
 
     title = "feature-MAP"
 
-    usual_members: ClassVar[int] = 1
+    default_members: ClassVar[int] = 1
 
     prior: Prior = Cauchy(5e-3)
     """Prior on each feature; the paper's for CIFAR-100, on which it has this ablation."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, Repulsion, mean_cross_entropy
-from featureflock.priors import Cauchy, Prior
+from featureflock.core.priors import Cauchy, Prior
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
 
 
 @dataclass(frozen=True)
-class FeatureWGD(Repulsion, Method):
+class FeatureWGD(TransportSettings, Method):
     """Particles are the features before a shared head."""
 
     title = "feature-WGD"

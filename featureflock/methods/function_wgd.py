@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, Repulsion, mean_cross_entropy
-from featureflock.priors import Cauchy, Prior
+from featureflock.core.priors import Cauchy, Prior
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
 
 
 @dataclass(frozen=True)
-class FunctionWGD(Repulsion, Method):
+class FunctionWGD(TransportSettings, Method):
     """Particles are the logits of members that share nothing."""
 
     title = "function-WGD"

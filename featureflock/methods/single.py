@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, mean_cross_entropy
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, mean_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Single(Method):
 
     title = "Single"
 
-    usual_members: ClassVar[int] = 1
+    default_members: ClassVar[int] = 1
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if len(extractors) != 1:

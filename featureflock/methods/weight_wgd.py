@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
-from featureflock.methods.method import Method, Repulsion, mean_cross_entropy
-from featureflock.priors import Normal, Prior
+from featureflock.core.priors import Normal, Prior
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
 
 
 @dataclass(frozen=True)
-class WeightWGD(Repulsion, Method):
+class WeightWGD(TransportSettings, Method):
     """Particles are the weights of members that share nothing."""
 
     title = "weight-WGD"

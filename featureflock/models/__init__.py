@@ -4,36 +4,36 @@ extractor = models.WRN(depth=16, width=4).extractor((3, 32, 32))     # the same 
 head = models.linear_head(extractor.feature_dim, 10)
 """
 
-from featureflock.models.architecture import (
-    CNN,
-    MLP,
-    WRN,
-    Architecture,
-    FastCNN,
-    OwnModel,
-    ResNetCIFAR,
-    ResNetImageNet,
+from featureflock.models.base import (
+    CifarResNetConfig,
+    CNNConfig,
+    CustomModelConfig,
+    FastCNNConfig,
+    MLPConfig,
+    ModelConfig,
+    ResNetConfig,
+    WideResNetConfig,
     linear_head,
 )
-from featureflock.models.fast import FastConvNet
+from featureflock.models.fast_cnn import FastCNN
 from featureflock.models.resnet import CifarResNet, ResNet
-from featureflock.models.small import ConvNet, Perceptron
+from featureflock.models.small import CNN, MLP
 from featureflock.models.wide_resnet import WideResNet
 
 __all__ = [
     "CNN",
     "MLP",
-    "WRN",
-    "Architecture",
+    "CNNConfig",
     "CifarResNet",
-    "ConvNet",
+    "CifarResNetConfig",
+    "CustomModelConfig",
     "FastCNN",
-    "FastConvNet",
-    "OwnModel",
-    "Perceptron",
+    "FastCNNConfig",
+    "MLPConfig",
+    "ModelConfig",
     "ResNet",
-    "ResNetCIFAR",
-    "ResNetImageNet",
+    "ResNetConfig",
     "WideResNet",
+    "WideResNetConfig",
     "linear_head",
 ]

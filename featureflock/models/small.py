@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featureflock.models.layers import check_positive, conv, initialise, pooled
 
 
-class Perceptron(nn.Module):
+class MLP(nn.Module):
     """Inputs of any shape (B, …) to features (B, widths[-1]), which are not negative.
 
     Args:
@@ -35,7 +35,7 @@ class Perceptron(nn.Module):
         return features
 
 
-class ConvNet(nn.Module):
+class CNN(nn.Module):
     """Small images (B, channels, H, W), such as 8×8, 8×16 or 28×28, to features (B, 4·width), which are not negative.
 
     Args:

@@ -1,8 +1,8 @@
 """What an evaluation says, for readers: a page, tables for a paper and for a terminal, and all numbers as JSON."""
 
-from featureflock.report.beside_paper import beside_paper
 from featureflock.report.formats import markdown, terminal_table, terminal_tables, terminal_wide
-from featureflock.report.writing import write_report, write_tables
+from featureflock.report.paper_comparison import beside_paper
+from featureflock.report.write import write_report, write_tables
 
 __all__ = [
     "beside_paper",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from featureflock.evaluation.comparing import mean
+from featureflock.evaluation.statistics import mean
 from featureflock.methods import DeepEnsembles
 from featureflock.report import svg
 from featureflock.report.panels import (
@@ -22,7 +22,7 @@ from featureflock.report.panels import (
     legend,
     lines_panel,
 )
-from featureflock.report.settings import Shown, corrupted_sets
+from featureflock.report.rows import ReportRow, corrupted_sets
 from featureflock.report.svg import Plot, Span, tag
 from featureflock.report.tables import cut
 
@@ -35,7 +35,7 @@ _LINES = 24
 """So many single runs are drawn behind their mean at most."""
 
 
-def corruption_boxes(settings: list[Shown]) -> Figure | None:
+def corruption_boxes(settings: list[ReportRow]) -> Figure | None:
     """Accuracy and NLL over the corruptions, by severity: the paper's figure."""
     sets = dict(corrupted_sets(settings))
     severities = sorted({v for held in sets.values() for v in held})
@@ -43,7 +43,7 @@ def corruption_boxes(settings: list[Shown]) -> Figure | None:
         return None
     panels = []
     for key, title, factor, top in _METRICS:
-        rows: list[tuple[Shown, list[Box | float]]] = []
+        rows: list[tuple[ReportRow, list[Box | float]]] = []
         for s in settings:
             row: list[Box | float] = [s.over_seeds("clean", "calibrated", key).mean]
             for severity in severities:
@@ -62,7 +62,7 @@ def corruption_boxes(settings: list[Shown]) -> Figure | None:
     return Figure("boxes", "Accuracy and NLL by severity", caption, panels, legend(settings, line=False), wide=wide)
 
 
-def by_size(settings: list[Shown]) -> Figure | None:
+def by_size(settings: list[ReportRow]) -> Figure | None:
     """Accuracy and NLL of smaller ensembles."""
     if all(s.members == 1 for s in settings):
         return None
@@ -82,9 +82,9 @@ def by_size(settings: list[Shown]) -> Figure | None:
     return Figure("sizes", "Accuracy and NLL of smaller ensembles", caption, panels, legend(settings))
 
 
-def by_trained_size(settings: list[Shown]) -> Figure | None:
+def by_trained_size(settings: list[ReportRow]) -> Figure | None:
     """Accuracy and NLL of ensembles that were trained in several sizes: the paper's figure."""
-    methods: dict[str, dict[int, Shown]] = {}
+    methods: dict[str, dict[int, ReportRow]] = {}
     for s in settings:
         methods.setdefault(s.runs[0].method, {}).setdefault(s.members, s)
     sizes = {size for found in methods.values() if len(found) > 1 for size in found}
@@ -112,7 +112,7 @@ def by_trained_size(settings: list[Shown]) -> Figure | None:
     return Figure("trained-sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(list(titled.values())))
 
 
-def reliability(settings: list[Shown]) -> Figure:
+def reliability(settings: list[ReportRow]) -> Figure:
     """How often predictions of each confidence are right, before and after calibration."""
     panels = [_reliability_panel(s) for s in settings]
     caption = (
@@ -124,7 +124,7 @@ def reliability(settings: list[Shown]) -> Figure:
     return Figure("reliability", "Reliability", caption, panels, [], natural=300)
 
 
-def risk_coverage(settings: list[Shown]) -> Figure:
+def risk_coverage(settings: list[ReportRow]) -> Figure:
     """Errors among the most confident."""
     series = []
     for s in settings:
@@ -154,7 +154,7 @@ def risk_coverage(settings: list[Shown]) -> Figure:
     return Figure("risk", "Answering only when sure", caption, [panel], legend(settings))
 
 
-def member_accuracies(settings: list[Shown]) -> Figure | None:
+def member_accuracies(settings: list[ReportRow]) -> Figure | None:
     """Each member on its own, and what the ensemble makes of them."""
     if all(s.members == 1 for s in settings):
         return None
@@ -168,7 +168,7 @@ def member_accuracies(settings: list[Shown]) -> Figure | None:
     return Figure("member-accuracies", "Members and their ensemble", caption, panels, [])
 
 
-def training_curves(settings: list[Shown]) -> Figure | None:
+def training_curves(settings: list[ReportRow]) -> Figure | None:
     """What was measured while training."""
     wanted: list[tuple[str, float, Callable[[dict[str, Any]], float | None]]] = [
         ("Training cross-entropy, nats", 1, lambda line: line.get("cross_entropy")),
@@ -195,7 +195,7 @@ def training_curves(settings: list[Shown]) -> Figure | None:
     return Figure("curves", "By epoch", caption, panels, legend(settings))
 
 
-def map_similarity(settings: list[Shown]) -> Figure | None:
+def map_similarity(settings: list[ReportRow]) -> Figure | None:
     """How alike the members' class activation maps are."""
     keys = [("map_similarity", "clean"), ("corrupted_map_similarity", "corrupted")]
     known = [(key, name) for key, name in keys if any(s.metric(key) for s in settings)]
@@ -225,7 +225,7 @@ def map_similarity(settings: list[Shown]) -> Figure | None:
     return Figure("similarity", "How alike members look", caption, [svg.picture(WIDTH, high, label, *parts)], [])
 
 
-def _curve(s: Shown, get: Callable[[dict[str, Any]], float | None], several: bool) -> Series | None:
+def _curve(s: ReportRow, get: Callable[[dict[str, Any]], float | None], several: bool) -> Series | None:
     runs = [
         [(float(line["epoch"]), value) for line in run.curves if (value := get(line)) is not None] for run in s.runs
     ]
@@ -240,7 +240,7 @@ def _curve(s: Shown, get: Callable[[dict[str, Any]], float | None], several: boo
     return Series(s, points, [run for run in runs if run] if several and len(runs) > 1 else [])
 
 
-def _reliability_panel(s: Shown) -> Markup:
+def _reliability_panel(s: ReportRow) -> Markup:
     wide, high, base = 300, 330, 244
     plot = Plot(Span(0, 1, 38, wide - 12), Span(0, 1, base, 54))
     below = Span(0, 1, high - 40, base + 8)
@@ -287,7 +287,7 @@ def _pooled(many: Sequence[dict[str, list[Any]]]) -> list[tuple[float, float, fl
     return found
 
 
-def _members_panel(s: Shown, low: float, high: float) -> Markup:
+def _members_panel(s: ReportRow, low: float, high: float) -> Markup:
     row, left = 22, 58
     tall = 30 + row * len(s.measured) + 42
     plot = Plot(Span(low, high, left, WIDTH - 12), Span(0, len(s.measured), tall - 42, 30))
@@ -314,11 +314,11 @@ def _accuracy(entry: dict[str, Any]) -> float:
     return float(entry["clean"]["calibrated"]["accuracy"])
 
 
-def _corrupted(s: Shown, corruption: str, severity: str, key: str) -> float:
+def _corrupted(s: ReportRow, corruption: str, severity: str, key: str) -> float:
     return s.over_seeds("corrupted", corruption, severity, "calibrated", key).mean
 
 
-def _sizes(s: Shown) -> list[str]:
+def _sizes(s: ReportRow) -> list[str]:
     """Those that all runs have."""
     return [n for n in s.measured[0]["clean"]["by_size"] if all(n in e["clean"]["by_size"] for e in s.measured)]
 

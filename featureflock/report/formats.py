@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featureflock.report.tables import Cell, Head, Table, comparison, differences
+from featureflock.report.tables import ColumnHeader, Table, TableCell, comparison, differences
 from featureflock.report.views import view_tables
 
 _LATEX = {
@@ -110,11 +110,11 @@ def _upright(table: Table, title: str) -> RichTable:
     return shown
 
 
-def _titled(head: Head) -> str:
+def _titled(head: ColumnHeader) -> str:
     return f"{head.title} {head.arrow}".strip()
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     text = _markdown_text(cell.plain)
     return f"**{text}**" if cell.best else text
 
@@ -124,6 +124,6 @@ def _markdown_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: TableCell) -> str:
     text = latex_text(cell.plain)
     return rf"\textbf{{{text}}}" if cell.best else text

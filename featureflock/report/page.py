@@ -7,15 +7,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from featureflock.evaluation.evaluating import Evaluation
+from featureflock.evaluation.evaluate_runs import Evaluation
 from featureflock.report import figures, tables
-from featureflock.report.by_run import corruption_table, detection_table
-from featureflock.report.looks import disputes
-from featureflock.report.maps import map_grid
+from featureflock.report.cam_grid import map_grid
+from featureflock.report.disagreement import disputes
+from featureflock.report.findings import sentences, tiles
 from featureflock.report.panels import sign
-from featureflock.report.settings import Shown, shown_settings
-from featureflock.report.sources import facts, sources
-from featureflock.report.summary import sentences, tiles
+from featureflock.report.per_run_tables import corruption_table, detection_table
+from featureflock.report.rows import ReportRow, shown_settings
+from featureflock.report.run_provenance import facts, sources
 from featureflock.report.svg import COLOURS
 from featureflock.report.views import view_figure, view_tables
 
@@ -59,7 +59,7 @@ def page(evaluation: Evaluation) -> str:
     return html.lstrip()
 
 
-def _sections(evaluation: Evaluation, settings: list[Shown]) -> list[Section]:
+def _sections(evaluation: Evaluation, settings: list[ReportRow]) -> list[Section]:
     results = evaluation.results
     uncalibrated, members = tables.details(results)
     several = any(s.members > 1 for s in settings)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from featureflock.report import svg
-from featureflock.report.settings import Shown
+from featureflock.report.rows import ReportRow
 from featureflock.report.svg import Plot, Span, tag
 
 _HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ class Figure:
 class Series(NamedTuple):
     """A line with what it may stray by, (x, mean, deviation or None); and the lines that it is the mean of."""
 
-    setting: Shown
+    setting: ReportRow
     points: list[tuple[float, float, float | None]]
     single: Sequence[list[svg.Point]] = ()
 
@@ -60,7 +60,7 @@ class Box(NamedTuple):
     high: float
 
 
-def legend(settings: Iterable[Shown], line: bool = True) -> list[Key]:
+def legend(settings: Iterable[ReportRow], line: bool = True) -> list[Key]:
     """The settings with their colours and marks."""
     return [Key(s.title, sign(s.style, line)) for s in settings]
 
@@ -123,7 +123,7 @@ def boxes_panel(
     x_label: str,
     label: str,
     places: Sequence[str],
-    boxes: Sequence[tuple[Shown, Sequence[Box | float]]],
+    boxes: Sequence[tuple[ReportRow, Sequence[Box | float]]],
     factor: float = 1,
     top: float = math.inf,
 ) -> Markup:

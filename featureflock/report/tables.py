@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
 
 Better = Literal["high", "low", ""]
-Verdict = Literal["better", "worse", "unclear", ""]
+Significance = Literal["better", "worse", "unclear", ""]
 MINUS = "−"
 
 
@@ -31,7 +31,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     text: str
     spread: str = ""
     """The standard deviation over seeds."""
@@ -40,7 +40,7 @@ class Cell:
     value: float | None = None
     """To sort by; None: by the text, or last in a column of numbers."""
     best: bool = False
-    verdict: Verdict = ""
+    verdict: Significance = ""
     heat: int = 0
     """How strongly to colour it: −3, much worse, to 3, much better."""
     style: int | None = None
@@ -59,7 +59,7 @@ class Cell:
         return f"{self.text}{spread}{aside}{SYMBOLS[self.verdict]}"
 
 
-class Head(NamedTuple):
+class ColumnHeader(NamedTuple):
     title: str
     better: Better = ""
     meaning: str = ""
@@ -75,13 +75,13 @@ class Table:
     name: str
     """For links to it."""
     title: str
-    heads: tuple[Head, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    heads: tuple[ColumnHeader, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     kind: str = "table"
 
 
-SYMBOLS: dict[Verdict, str] = {"better": " ▲", "worse": " ▼", "unclear": "", "": ""}
+SYMBOLS: dict[Significance, str] = {"better": " ▲", "worse": " ▼", "unclear": "", "": ""}
 """Beyond noise in favour, beyond noise against."""
 
 _AT = "{}, mean over the corruptions of severity {}"
@@ -130,13 +130,18 @@ def comparison(results: dict[str, Any]) -> Table:
     """One row a setting, with the best in bold."""
     settings = results["settings"]
     columns = [c for c in (*CLEAN, *CORRUPTED) if _known(settings, c)]
-    heads = [Head("Method", numeric=False), Head("Members"), Head("Seeds"), *map(head_of, columns)]
+    heads = [
+        ColumnHeader("Method", numeric=False),
+        ColumnHeader("Members"),
+        ColumnHeader("Seeds"),
+        *map(head_of, columns),
+    ]
     rows = [
         [_name(k, s), _count(s["members"]), _count(len(s["seeds"])), *mean_cells(s, columns)]
         for k, s in _each(settings)
     ]
     if any("deep_ensemble_equivalent" in s for s in settings):
-        heads.append(Head("DEE", "high", EQUIVALENT))
+        heads.append(ColumnHeader("DEE", "high", EQUIVALENT))
         for row, s in zip(rows, settings, strict=True):
             row.append(_equivalent(s.get("deep_ensemble_equivalent")))
     title = "All settings" if len(settings) > 1 else "On the test sets"
@@ -148,7 +153,7 @@ def averages(name: str, title: str, results: dict[str, Any], columns: Sequence[C
     """One row a setting, of those columns that are known."""
     settings = results["settings"]
     known = [c for c in columns if _known(settings, c)]
-    heads = [Head("Method", numeric=False), *map(head_of, known)]
+    heads = [ColumnHeader("Method", numeric=False), *map(head_of, known)]
     rows = [[_name(k, s), *mean_cells(s, known)] for k, s in _each(settings)]
     return Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings))
 
@@ -161,12 +166,12 @@ def differences(
     if not compared:
         return None
     columns = [c for c in columns if any(c.key in s["differences"] for _, s in compared)]
-    heads = [Head("Method", numeric=False), *map(head_of, columns)]
+    heads = [ColumnHeader("Method", numeric=False), *map(head_of, columns)]
     rows = [[_name(k, s), *(difference_cell(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
     shared = [next(iter(s["differences"].values()))["seeds"] for _, s in compared]
     alike = len(set(shared)) == 1
     if not alike:
-        heads.insert(1, Head("Shared seeds"))
+        heads.insert(1, ColumnHeader("Shared seeds"))
         for row, count in zip(rows, shared, strict=True):
             row.insert(1, _count(count))
     several = any(d["low"] is not None for _, s in compared for d in s["differences"].values())
@@ -193,7 +198,7 @@ def details(results: dict[str, Any]) -> list[Table]:
     ]
 
 
-def verdict(column: Column, difference: dict[str, Any]) -> Verdict:
+def verdict(column: Column, difference: dict[str, Any]) -> Significance:
     """Whether a paired difference goes beyond noise, and in whose favour; nothing for one seed."""
     low, high = difference["low"], difference["high"]
     if low is None or not column.better:
@@ -222,8 +227,8 @@ def in_words(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def head_of(column: Column) -> Head:
-    return Head(column.title, column.better, column.meaning)
+def head_of(column: Column) -> ColumnHeader:
+    return ColumnHeader(column.title, column.better, column.meaning)
 
 
 def _each(settings: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
@@ -234,43 +239,43 @@ def _known(settings: Sequence[dict[str, Any]], column: Column) -> bool:
     return any(column.key in s["metrics"] for s in settings)
 
 
-def _name(k: int, setting: dict[str, Any]) -> Cell:
-    return Cell(setting["title"], style=k)
+def _name(k: int, setting: dict[str, Any]) -> TableCell:
+    return TableCell(setting["title"], style=k)
 
 
-def _count(number: int) -> Cell:
-    return Cell(str(number), value=number)
+def _count(number: int) -> TableCell:
+    return TableCell(str(number), value=number)
 
 
-def mean_cells(setting: dict[str, Any], columns: Sequence[Column]) -> list[Cell]:
+def mean_cells(setting: dict[str, Any], columns: Sequence[Column]) -> list[TableCell]:
     cells = []
     for column in columns:
         found = setting["metrics"].get(column.key)
         if found is None:
-            cells.append(Cell("–"))
+            cells.append(TableCell("–"))
             continue
         spread = "" if found["sd"] is None else column.text(found["sd"])
-        cells.append(Cell(column.text(found["mean"]), spread, value=found["mean"]))
+        cells.append(TableCell(column.text(found["mean"]), spread, value=found["mean"]))
     return cells
 
 
-def difference_cell(column: Column, found: dict[str, Any] | None) -> Cell:
+def difference_cell(column: Column, found: dict[str, Any] | None) -> TableCell:
     if found is None:
-        return Cell("–")
+        return TableCell("–")
     text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
     aside = "" if low is None else f"[{column.text(low)}, {column.text(high)}]"
-    return Cell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
+    return TableCell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
 
 
-def _equivalent(worth: float | str | None) -> Cell:
+def _equivalent(worth: float | str | None) -> TableCell:
     if worth is None:
-        return Cell("–")
+        return TableCell("–")
     if isinstance(worth, str):  # more than 5
-        return Cell(worth.replace("more than", ">"), value=math.inf)
-    return Cell(fixed(worth, 1), value=worth)
+        return TableCell(worth.replace("more than", ">"), value=math.inf)
+    return TableCell(fixed(worth, 1), value=worth)
 
 
-def with_best(heads: Sequence[Head], rows: Sequence[Sequence[Cell]]) -> tuple[tuple[Cell, ...], ...]:
+def with_best(heads: Sequence[ColumnHeader], rows: Sequence[Sequence[TableCell]]) -> tuple[tuple[TableCell, ...], ...]:
     """The best of each column marked; what prints as the same number is as good."""
     marked = [list(row) for row in rows]
     for place, head in enumerate(heads):

@@ -6,14 +6,14 @@ from markupsafe import Markup
 
 from featureflock.report import svg
 from featureflock.report.panels import HEIGHT, Figure, heading, plot_of
-from featureflock.report.settings import Shown
+from featureflock.report.rows import ReportRow
 from featureflock.report.svg import Point, tag
 from featureflock.report.tables import CLEAN, Column, Table, averages, cut, differences
 
 _WIDTH = 300
 
 
-def view_figure(settings: list[Shown]) -> Figure | None:
+def view_figure(settings: list[ReportRow]) -> Figure | None:
     """A dot for each member: its accuracy with only one view, and with only the other."""
     names = tuple(settings[0].measured[0].get("views", {}).get("only", ()))
     if len(names) != 2:
@@ -60,7 +60,7 @@ def _columns(first: str, second: str) -> tuple[Column, ...]:
     )
 
 
-def _panel(s: Shown, names: tuple[str, ...], x_span: Point, y_span: Point) -> Markup:
+def _panel(s: ReportRow, names: tuple[str, ...], x_span: Point, y_span: Point) -> Markup:
     plot = plot_of(*x_span, *y_span, wide=_WIDTH)
     x_ticks, y_ticks = (
         svg.labelled([t / 100 for t in svg.ticks(100 * low, 100 * high)], 100) for low, high in (x_span, y_span)

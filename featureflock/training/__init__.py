@@ -1,25 +1,31 @@
 """The training engine: recipes, the loop, checkpoints, progress."""
 
-from featureflock.training.engine import Engine, Setup
-from featureflock.training.interrupts import Stopped
+from featureflock.training.compute import ComputeConfig, ResolvedCompute
 from featureflock.training.loop import train
-from featureflock.training.measuring import Diverged
-from featureflock.training.progress import Bar, Board, Lines, Reporter, Several
 from featureflock.training.recipe import Recipe
 from featureflock.training.recipes import RECIPES, NamedRecipe
+from featureflock.training.reporters import (
+    LineReporter,
+    ProgressBarReporter,
+    Reporter,
+    ReporterGroup,
+    TensorBoardReporter,
+)
+from featureflock.training.signals import TrainingInterrupted
+from featureflock.training.validation import DivergenceError
 
 __all__ = [
     "RECIPES",
-    "Bar",
-    "Board",
-    "Diverged",
-    "Engine",
-    "Lines",
+    "ComputeConfig",
+    "DivergenceError",
+    "LineReporter",
     "NamedRecipe",
+    "ProgressBarReporter",
     "Recipe",
     "Reporter",
-    "Setup",
-    "Several",
-    "Stopped",
+    "ReporterGroup",
+    "ResolvedCompute",
+    "TensorBoardReporter",
+    "TrainingInterrupted",
     "train",
 ]

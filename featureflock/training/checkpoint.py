@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featureflock.data import content_digest
-from featureflock.files import clear_partials, write_atomically
+from featureflock.utils.files import clear_partials, write_atomically
 
 _NAME = re.compile(r"checkpoint-(\d{9})\.safetensors")
 _FORMAT = 1

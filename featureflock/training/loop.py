@@ -20,23 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.data import Batch, Draw, Examples, InputFormat, Splits, permutation, random_bits
-from featureflock.distributed import Mesh, joined
-from featureflock.ensemble import Ensemble, recorded
-from featureflock.launched import is_restarted
-from featureflock.memory import keeping_memory
-from featureflock.particles import NotFinite
-from featureflock.provenance import provenance
-from featureflock.saving import save
+from featureflock.core.particles import NonFiniteError
+from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, permutation, random_bits
+from featureflock.distributed.env import restarted_by_torchrun
+from featureflock.distributed.mesh import Mesh, join_mesh
+from featureflock.ensemble.ensemble import Ensemble, recorded
+from featureflock.ensemble.saving import save
 from featureflock.training import checkpoint as checkpoints
-from featureflock.training.building import build, multiplications
-from featureflock.training.engine import Engine, Setup, set_up
-from featureflock.training.interrupts import Interrupts, Stopped, listening
-from featureflock.training.measuring import Diverged, measure
-from featureflock.training.progress import Plan, Reporter
+from featureflock.training.build import build, multiplications
+from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
 from featureflock.training.recipe import Recipe, describe, differences
+from featureflock.training.reporters import Reporter, RunPlan
 from featureflock.training.run_folder import RunFolder
+from featureflock.training.signals import SignalFlag, TrainingInterrupted, deferred_signals
 from featureflock.training.state import State, fresh_state, non_finite_members
+from featureflock.training.validation import DivergenceError, measure
+from featureflock.utils.provenance import provenance
 
 _ORDER, _STEP = 1, 2
 """Which random numbers are for what; 3 is building.py's."""
@@ -46,7 +46,7 @@ def train(
     recipe: Recipe,
     folder: Path | str,
     *,
-    engine: Engine = Engine(),
+    engine: ComputeConfig = ComputeConfig(),
     resume: bool = False,
     reporter: Reporter = Reporter(),
 ) -> dict[str, Any]:
@@ -60,15 +60,15 @@ def train(
 
     Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
     """
-    with joined(engine.mesh) as mesh:
+    with join_mesh(engine.mesh) as mesh:
         # What torchrun starts again goes on with what it had begun. A host whose own were well does not count it.
-        resume = resume or bool(mesh.world.largest(torch.tensor(int(is_restarted()))))
-        reporter = reporter if mesh.is_first else Reporter()
+        resume = resume or bool(mesh.world.largest(torch.tensor(int(restarted_by_torchrun()))))
+        reporter = reporter if mesh.is_rank_zero else Reporter()
         return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)
 
 
 def _train(
-    recipe: Recipe, run: RunFolder, engine: Engine, resume: bool, reporter: Reporter, mesh: Mesh
+    recipe: Recipe, run: RunFolder, engine: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> dict[str, Any]:
     description = describe(recipe)
     finished = mesh.on_first(lambda: run.check(description, resume))
@@ -80,7 +80,7 @@ def _train(
     _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
-    setup = set_up(engine, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
+    setup = resolve_compute(engine, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
     environment = provenance()
     where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
@@ -103,8 +103,8 @@ def _train(
         mesh.on_first(lambda: _begin(run, state, description, {**environment, "setup": where}, splits))
         steps = math.ceil(taken / recipe.batch)
         try:
-            reporter.start(Plan(recipe.epochs, steps, taken, state.step, state.epoch))
-            with listening() as interrupts, torch.random.fork_rng(_gpus(setup)), keeping_memory():
+            reporter.start(RunPlan(recipe.epochs, steps, taken, state.step, state.epoch))
+            with deferred_signals() as interrupts, torch.random.fork_rng(_gpus(setup)), retained_memory():
                 loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
@@ -120,7 +120,7 @@ def _check_parts(recipe: Recipe, taken: int, mesh: Mesh) -> None:
     """Refuse batches of which a process would have no part."""
     last = taken % recipe.batch or recipe.batch
     if mesh.data.size > 1:
-        if not recipe.method.is_mean_of_parts:
+        if not recipe.method.splits_over_batch:
             raise ValueError(
                 f"The loss of {recipe.method.title} cannot be computed for parts of a batch; use --mesh.data 1."
             )
@@ -175,14 +175,14 @@ def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
 @dataclass
 class _Loop:
     recipe: Recipe
-    engine: Engine
-    setup: Setup
+    engine: ComputeConfig
+    setup: ResolvedCompute
     run: RunFolder
     facts: dict[str, Any]
     splits: Splits
     state: State
     reporter: Reporter
-    interrupts: Interrupts
+    interrupts: SignalFlag
     mesh: Mesh
     _seen: tuple[float, float] | None = None
 
@@ -196,7 +196,7 @@ class _Loop:
         state.ens.train()
         saved = time.monotonic()
         began = saved - state.seconds
-        draw = Draw(recipe.seed, state.epoch)
+        draw = EpochKey(recipe.seed, state.epoch)
         for batch in examples.batches(order[state.batch :], device, draw):
             self._tell_unreadable(batch)
             # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
@@ -241,7 +241,7 @@ class _Loop:
             line["validation"] = self.measured(splits.validation, "validation")
         if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
             line["test"] = self.measured(splits.test, "test")
-        if self.mesh.is_first:
+        if self.mesh.is_rank_zero:
             with self.run.writing():
                 self.run.add_metrics(line)
         self.reporter.epoch(line)
@@ -269,7 +269,7 @@ class _Loop:
             usual = len(range(self.recipe.batch)[self.mesh.data.part(self.recipe.batch)])
             with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == usual):
                 loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
-        except NotFinite as error:
+        except NonFiniteError as error:
             raise self._divergence(error.members, state.step) from error
         if not calls:
             raise ValueError(f"{type(self.recipe.method).__name__}.loss must call ens(x) for the members' predictions.")
@@ -303,10 +303,10 @@ class _Loop:
         if steps:
             raise self._divergence([i for i, step in enumerate(bad[:-1]) if step == min(steps)], min(steps))
 
-    def _divergence(self, members: list[int], step: int) -> Diverged:
+    def _divergence(self, members: list[int], step: int) -> DivergenceError:
         who = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
         epoch, kept = self.state.epoch, self.run.checkpoints
-        return Diverged(
+        return DivergenceError(
             f"The loss{who} was not finite at step {step + 1} (epoch {epoch + 1}, learning rate "
             f"{self.state.optimisers[0].param_groups[0]['lr']:g}); "
             f"{f'the last good checkpoint is kept in {kept}' if kept.exists() else 'there was no checkpoint yet'}. "
@@ -322,7 +322,7 @@ class _Loop:
             raise self._divergence(members, state.step - 1)
         checkpoint = state.checkpoint(self.facts)
         checkpoint = replace(checkpoint, tensors=self.mesh.collect(checkpoint.tensors))
-        if self.mesh.is_first:
+        if self.mesh.is_rank_zero:
             with self.run.writing():
                 checkpoints.write(self.run.checkpoints, state.step, checkpoint)
 
@@ -331,7 +331,7 @@ class _Loop:
         if signal_:
             self._save()
             epoch = min(self.state.epoch + 1, self.recipe.epochs)
-            raise Stopped(
+            raise TrainingInterrupted(
                 f"Stopped after step {self.state.step}, in epoch {epoch}; all is saved in {self.run}. To go on, give "
                 "the same command with --resume.",
                 Signals(signal_),
@@ -357,6 +357,6 @@ class _Loop:
                 print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
 
 
-def _gpus(setup: Setup) -> list[torch.device]:
+def _gpus(setup: ResolvedCompute) -> list[torch.device]:
     device = torch.device(setup.device)
     return [device] if device.type == "cuda" else []

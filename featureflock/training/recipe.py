@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featureflock.data import DataSet, Digits, Splits, content_digest
 from featureflock.methods import FeatureWGD, Method
-from featureflock.models import MLP, Architecture
+from featureflock.models import MLPConfig, ModelConfig
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["steps", "one-cycle"]
@@ -37,7 +37,7 @@ class Recipe:
 
     data: DataSet = Digits()
     """Data set."""
-    model: Architecture = MLP()
+    model: ModelConfig = MLPConfig()
     """Network of each member, without its last linear layer."""
     method: Method = FeatureWGD()
     """What makes an ensemble of the members."""
@@ -107,7 +107,7 @@ class Recipe:
     @property
     def size(self) -> int:
         """How many members it trains: `members`, or the method's usual number."""
-        return self.method.usual_members if self.members is None else self.members
+        return self.method.default_members if self.members is None else self.members
 
     def splits(self) -> Splits:
         """Its data, divided as it says."""

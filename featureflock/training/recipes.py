@@ -6,10 +6,10 @@ scheme is what stands in a recipe. The paper's priors for weight-WGD and functio
 
 from dataclasses import dataclass, replace
 
+from featureflock.core.priors import Cauchy, Normal, Uniform
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
 from featureflock.methods import FeatureWGD
-from featureflock.models import CNN, MLP, WRN, FastCNN, ResNetCIFAR, ResNetImageNet
-from featureflock.priors import Cauchy, Normal, Uniform
+from featureflock.models import CifarResNetConfig, CNNConfig, FastCNNConfig, MLPConfig, ResNetConfig, WideResNetConfig
 from featureflock.training.recipe import Recipe
 
 
@@ -21,7 +21,7 @@ class NamedRecipe:
 
 _CIFAR10 = Recipe(
     data=CIFAR10(),
-    model=WRN(16, 4),
+    model=WideResNetConfig(16, 4),
     method=FeatureWGD(Cauchy(1e-3)),
     members=10,
     epochs=300,
@@ -34,7 +34,7 @@ _CIFAR10 = Recipe(
 _CIFAR100 = replace(_CIFAR10, data=CIFAR100(), method=FeatureWGD(Cauchy(5e-3)), decay_epochs=(150, 225, 250))
 _IMAGENET = Recipe(
     data=ImageFolder(),
-    model=ResNetImageNet(50),
+    model=ResNetConfig(50),
     method=FeatureWGD(Cauchy(2e-3)),
     members=5,
     epochs=90,
@@ -46,7 +46,7 @@ _IMAGENET = Recipe(
 )
 _SMALL = Recipe(members=5, epochs=20, decay_epochs=(10, 15))
 # A perceptron has no BatchNorm: at a learning rate of 0.1, some members never learn (docs/decisions.md).
-_PERCEPTRON = replace(_SMALL, model=MLP(), epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
+_PERCEPTRON = replace(_SMALL, model=MLPConfig(), epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
 
 RECIPES = {
     "digits": NamedRecipe(
@@ -55,25 +55,25 @@ RECIPES = {
     ),
     "digits-cnn": NamedRecipe(
         "The same with a small convolutional network.",
-        replace(_SMALL, data=Digits(), model=CNN(), batch=64),
+        replace(_SMALL, data=Digits(), model=CNNConfig(), batch=64),
     ),
     "two-view-digits": NamedRecipe(
         "Pairs of digits side by side, of which each half tells the class.",
         replace(_PERCEPTRON, data=Digits(views=2)),
     ),
-    "mnist-cnn": NamedRecipe("MNIST, a small convolutional network.", replace(_SMALL, data=MNIST(), model=CNN())),
+    "mnist-cnn": NamedRecipe("MNIST, a small convolutional network.", replace(_SMALL, data=MNIST(), model=CNNConfig())),
     "fashion-mnist-cnn": NamedRecipe(
-        "Fashion-MNIST, a small convolutional network.", replace(_SMALL, data=FashionMNIST(), model=CNN())
+        "Fashion-MNIST, a small convolutional network.", replace(_SMALL, data=FashionMNIST(), model=CNNConfig())
     ),
     "cifar10-small": NamedRecipe(
         "CIFAR-10 in minutes on a laptop: WRN-10-1 × 5, 10,000 pictures, 8 epochs.",
-        replace(_CIFAR10, model=WRN(10, 1), members=5, subset=10_000, epochs=8, decay_epochs=(5, 7)),
+        replace(_CIFAR10, model=WideResNetConfig(10, 1), members=5, subset=10_000, epochs=8, decay_epochs=(5, 7)),
     ),
     "cifar10-fast": NamedRecipe(
         "CIFAR-10 in few products: five fast networks, 8 epochs, one cycle; 90.6 % in about an hour on two cores.",
         Recipe(
             data=CIFAR10(padding=2),
-            model=FastCNN(),
+            model=FastCNNConfig(),
             method=FeatureWGD(Cauchy(1e-3)),
             members=5,
             epochs=8,
@@ -87,7 +87,7 @@ RECIPES = {
         "CIFAR-10 in two minutes, nearly fitted: five small fast networks, 5,000 pictures, 8 epochs.",
         Recipe(
             data=CIFAR10(padding=0, flip=False),
-            model=FastCNN((8, 32, 64)),
+            model=FastCNNConfig((8, 32, 64)),
             method=FeatureWGD(Cauchy(1e-3)),
             members=5,
             subset=5_000,
@@ -106,15 +106,19 @@ RECIPES = {
     "cifar100-wrn16x4-uniform": NamedRecipe(
         "Its table of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
     ),
-    "cifar100-wrn16x2": NamedRecipe("Its table of widths: WRN-16-2.", replace(_CIFAR100, model=WRN(16, 2))),
-    "cifar100-wrn16x8": NamedRecipe("Its table of widths: WRN-16-8.", replace(_CIFAR100, model=WRN(16, 8))),
+    "cifar100-wrn16x2": NamedRecipe(
+        "Its table of widths: WRN-16-2.", replace(_CIFAR100, model=WideResNetConfig(16, 2))
+    ),
+    "cifar100-wrn16x8": NamedRecipe(
+        "Its table of widths: WRN-16-8.", replace(_CIFAR100, model=WideResNetConfig(16, 8))
+    ),
     "cifar100-resnet32": NamedRecipe(
         "Its comparison with ADP and DICE: ResNet-32 × 4, Cauchy 1e-3, rank 4.",
-        replace(_CIFAR100, model=ResNetCIFAR(32), members=4, method=FeatureWGD(Cauchy(1e-3), rank=4)),
+        replace(_CIFAR100, model=CifarResNetConfig(32), members=4, method=FeatureWGD(Cauchy(1e-3), rank=4)),
     ),
     "cifar100-wrn28x2": NamedRecipe(
         "The same: WRN-28-2 × 3, Cauchy 1e-3, rank 3.",
-        replace(_CIFAR100, model=WRN(28, 2), members=3, method=FeatureWGD(Cauchy(1e-3), rank=3)),
+        replace(_CIFAR100, model=WideResNetConfig(28, 2), members=3, method=FeatureWGD(Cauchy(1e-3), rank=3)),
     ),
     "imagenet-resnet50": NamedRecipe("The paper's ImageNet: ResNet-50 × 5, Cauchy prior of precision 2e-3.", _IMAGENET),
 }

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featureflock.files import write_atomically
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.checkpoint import Checkpoint
 from featureflock.training.recipe import differences
+from featureflock.utils.files import write_atomically
 
 try:
     import fcntl
@@ -33,7 +33,7 @@ except ImportError:  # Windows, where a folder is not locked
 _LAST = ("epoch", "step", "loss", "cross_entropy", "accuracy")
 
 
-class Busy(ValueError):
+class RunLockedError(ValueError):
     """Another process is training this run."""
 
 
@@ -96,7 +96,9 @@ class RunFolder:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise Busy(f"{self} is being trained by another process; wait for it, or stop it.") from error
+                    raise RunLockedError(
+                        f"{self} is being trained by another process; wait for it, or stop it."
+                    ) from error
             yield
 
     def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featureflock.ensemble import Ensemble
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.training.checkpoint import Checkpoint
 from featureflock.training.recipe import Recipe
 

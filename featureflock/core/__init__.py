@@ -1,0 +1,1 @@
+"""The mathematics on plain tensors: priors, kernels, update rules, transport, and the particle layer."""

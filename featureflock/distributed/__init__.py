@@ -1,0 +1,1 @@
+"""Ensembles on several processes: the device mesh, the launcher's environment, failure reporting."""

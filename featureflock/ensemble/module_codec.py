@@ -1,0 +1,208 @@
+"""A tree of modules as JSON and back, without running any code that the JSON could name.
+
+A module is described by the name of its class, its plain attributes, its tensors and its children. It is made again
+without calling a constructor, and its class is looked up by name among the library's own and those that the running
+program has already imported. What JSON cannot describe (a lambda as an attribute, a hook) raises `Undescribed`.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featureflock.core import kernels, priors, rules
+from featureflock.ensemble.execution import own_attributes
+
+_LAWS: dict[str, Any] = {
+    name: value
+    for module in (priors, kernels, rules)
+    for name, value in vars(module).items()
+    if dataclasses.is_dataclass(value) and not name.startswith("_")
+}
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_FUNCTIONS: dict[str, Any] = {
+    **{f"F.{k}": f for k, f in vars(nn.functional).items() if inspect.isroutine(f) and not k.startswith("_")},
+    **{
+        k: getattr(torch, k) for k in ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "cos", "exp", "erf")
+    },
+}
+
+
+class NotSerializableError(Exception):
+    """Why a module cannot be written as JSON: the second half of a sentence."""
+
+
+class UnknownClassError(ValueError):
+    """A module's class is unknown to the running program."""
+
+
+class ModuleEncoder:
+    """Describes modules as JSON and collects their tensors by name; what is met twice is written once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._keys: dict[int, str] = {}
+        self._paths: dict[int, str] = {}
+
+    def module(self, module: nn.Module, path: str = "") -> dict[str, Any]:
+        where = path or "the ensemble"
+        if id(module) in self._paths:
+            return {"same": self._paths[id(module)]}
+        self._paths[id(module)] = path
+        cls = type(module)
+        if not _is_live(cls):
+            raise NotSerializableError(f"the class {cls.__qualname__} of {where} cannot be found again by its name")
+        if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
+            raise NotSerializableError(f"{where} has hooks")
+        dot = f"{path}." if path else ""
+        return {
+            "path": path,
+            "class": _class_name(cls),
+            "attributes": {k: self._value(v, dot + k) for k, v in own_attributes(module).items()},
+            "parameters": {k: self.tensor(t, dot + k) for k, t in module._parameters.items()},
+            "buffers": {k: self.tensor(t, dot + k) for k, t in module._buffers.items()},
+            "transient": sorted(module._non_persistent_buffers_set),
+            "children": {k: None if m is None else self.module(m, dot + k) for k, m in module._modules.items()},
+        }
+
+    def tensor(self, tensor: Tensor | None, name: str) -> str | None:
+        """The key of a tensor in `tensors`."""
+        if tensor is None:
+            return None
+        if id(tensor) not in self._keys:
+            self._keys[id(tensor)] = name
+            self.tensors[name] = tensor
+        return self._keys[id(tensor)]
+
+    def _value(self, value: Any, path: str) -> Any:
+        """An attribute: itself where JSON has it, else a list of a tag and what it takes to make it again."""
+        kind = type(value)
+        if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+            return value
+        if kind is float:
+            return ["float", str(value)]
+        if kind in _SEQUENCES.values():
+            return [kind.__name__, [self._value(v, f"{path}[{i}]") for i, v in enumerate(value)]]
+        if kind is dict and all(type(k) is str for k in value):
+            return {k: self._value(v, f"{path}[{k!r}]") for k, v in value.items()}
+        if kind is torch.dtype:
+            return ["dtype", str(value)]
+        if isinstance(value, Tensor):
+            return ["parameter" if isinstance(value, nn.Parameter) else "tensor", self.tensor(value, path)]
+        if _LAWS.get(kind.__name__) is kind:
+            return ["law", kind.__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}]
+        if isinstance(value, type) and issubclass(value, nn.Module) and _is_live(value):
+            return ["class", _class_name(value)]
+        for name, function in _FUNCTIONS.items():
+            if function is value:
+                return ["function", name]
+        raise NotSerializableError(f"{path} is a {kind.__name__}, which JSON cannot describe")
+
+
+class ModuleDecoder:
+    """Makes modules from what `Writer` described. Any error but `NotImported` means that the text was altered."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._classes = _live_classes()
+
+    def module(self, text: dict[str, Any]) -> nn.Module:
+        if "same" in text:
+            return self._modules[text["same"]]
+        cls = self._class(text["class"])
+        module: nn.Module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        self._modules[text["path"]] = module
+        for name, value in text["attributes"].items():
+            if name in vars(module) and name != "training":
+                raise KeyError(name)  # PyTorch's own tables of tensors, children and hooks
+            vars(module)[name] = self._value(value)
+        for name, key in text["parameters"].items():
+            module.register_parameter(name, None if key is None else self._parameter(key))
+        for name, key in text["buffers"].items():
+            buffer = None if key is None else self._tensors[key]
+            module.register_buffer(name, buffer, persistent=name not in text["transient"])
+        for name, child in text["children"].items():
+            module.add_module(name, None if child is None else self.module(child))
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+        return module
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: self._value(v) for k, v in value.items()}
+        if not isinstance(value, list):
+            return value
+        tag, content, *fields = value
+        if tag in _SEQUENCES:
+            return _SEQUENCES[tag]([self._value(v) for v in content])
+        if tag == "float":
+            return float(content)
+        if tag == "dtype":
+            return _DTYPES[content]
+        if tag == "tensor":
+            return self._tensors[content]
+        if tag == "parameter":
+            return self._parameter(content)
+        if tag == "law":
+            return _LAWS[content](**fields[0])
+        if tag == "class":
+            return self._class(content)
+        if tag == "function":
+            return _FUNCTIONS[content]
+        raise KeyError(tag)
+
+    def _parameter(self, key: str) -> nn.Parameter:
+        if key not in self._parameters:
+            tensor = self._tensors[key]
+            self._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        return self._parameters[key]
+
+    def _class(self, name: str) -> type[nn.Module]:
+        if name.startswith("featureflock.") and name not in self._classes:
+            _import_library_module(name)
+            self._classes = _live_classes()
+        if name not in self._classes:
+            raise UnknownClassError(
+                f"The ensemble has modules of class {name}, which this program has not imported; import it and load "
+                "again, or build the ensemble with your code and call load(folder, into=ensemble)."
+            )
+        return self._classes[name]
+
+
+def _import_library_module(class_name: str) -> None:
+    """Import the module of one of this library's classes, whose name a saved file gives."""
+    with suppress(ImportError, ValueError):
+        importlib.import_module(class_name.rpartition(".")[0])
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_live(cls: type[nn.Module]) -> bool:
+    return _live_classes().get(_class_name(cls)) is cls
+
+
+def _live_classes() -> dict[str, type[nn.Module]]:
+    """Every module class that the program has imported, by name; of PyTorch's own, only the layers of torch.nn."""
+
+    def below(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
+        for sub in cls.__subclasses__():
+            yield sub
+            yield from below(sub)
+
+    return {
+        _class_name(cls): cls
+        for cls in below(nn.Module)
+        if not cls.__module__.startswith("torch.") or cls.__module__.startswith("torch.nn.modules.")
+    }

@@ -1,0 +1,69 @@
+"""Pictures between a data set's own format and ordinary ones: bytes (B, H, W, 3) in RGB, 0 black and 255 white.
+
+A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size
+that corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what
+is done to them is averaged over each pixel again.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featureflock.data import Examples, StreamedExamples, TensorExamples
+
+Bytes = NDArray[np.uint8]
+_SMALL, _USUAL = 24, 32
+
+
+def are_pictures(examples: Examples) -> bool:
+    """Whether the inputs are pictures in grey or colour, in bytes or read from files."""
+    if isinstance(examples, TensorExamples) and examples.x.dtype != torch.uint8:
+        return False
+    shape = examples.shape
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 1
+
+
+def to_show(examples: Examples) -> Bytes:
+    """All of the examples as ordinary pictures. Numbers without a known range are stretched, each picture by itself."""
+    if are_pictures(examples) and isinstance(examples, TensorExamples):
+        return to_rgb(examples.x, examples.white)
+    order = [torch.arange(len(examples))]
+    x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are no pictures, and cannot be shown.")
+    if isinstance(examples, StreamedExamples) and examples.scale is not None:
+        mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (examples.scale.mean, examples.scale.deviation))
+        x = x * deviation + mean
+    elif x.min() >= 0 and x.max() <= 1:
+        x = 255 * x
+    else:
+        low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+        x = 255 * (x - low) / (high - low).clamp_min(1e-12)
+    return to_rgb(x.round().clamp(0, 255).to(torch.uint8), 255)
+
+
+def altered(examples: TensorExamples, alter: Callable[[Bytes], Bytes]) -> TensorExamples:
+    """The examples with their pictures altered, as the network wants them."""
+    rgb = to_rgb(examples.x, examples.white)
+    factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_USUAL // min(rgb.shape[1:3]))
+    large = np.ascontiguousarray(rgb.repeat(factor, 1).repeat(factor, 2))
+    x = torch.from_numpy(np.ascontiguousarray(alter(large))).permute(0, 3, 1, 2)
+    if examples.shape[0] == 1:
+        x = x[:, 1:2]
+    if factor > 1:
+        x = F.avg_pool2d(x.float(), factor)
+    if examples.white != 255:
+        x = x.float() * (examples.white / 255)
+    return TensorExamples(x, examples.labels, scale=examples.scale, white=examples.white)
+
+
+def to_rgb(x: Tensor, white: int) -> Bytes:
+    """Pictures (B, C, H, W) of bytes from 0 to `white`, as ordinary ones."""
+    x = x.cpu()
+    if white != 255:
+        x = (x.float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)
+    return x.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,0 +1,215 @@
+"""Evaluation results: typed, versioned, and enough to write every table, figure and page again.
+
+    results.json = EvaluationResults.to_json()
+
+Accuracies, ECE and the like are fractions from 0 to 1, NLL is in nats. Scores are after temperature scaling with
+test-time cross-validation, unless they are called raw. A value that could not be measured is None or missing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from featureflock.evaluation.statistics import PairedDifference, SeedMean
+from featureflock.utils.serialization import from_json, to_json
+
+SCHEMA_VERSION = 1
+
+Scores = dict[str, float]
+"""accuracy, nll, brier, ece, aurc."""
+
+
+@dataclass(frozen=True)
+class TestSetScores:
+    """Scores of one run on one test set."""
+
+    __test__ = False  # not a pytest class
+
+    calibrated: Scores
+    raw: Scores
+    temperatures: list[float]
+    """One for each half of each shuffle of the cross-validation."""
+    examples: int
+
+
+@dataclass(frozen=True)
+class ReliabilityCurve:
+    """A reliability diagram: one entry per bin, None for empty bins."""
+
+    edges: list[float]
+    count: list[float]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+
+
+@dataclass(frozen=True)
+class CleanDetails:
+    """What is computed on the clean test set only."""
+
+    temperature: float
+    """Fitted on the whole test set."""
+    member_accuracy: list[float]
+    reliability: dict[str, ReliabilityCurve]
+    """raw and calibrated."""
+    risk_coverage: dict[str, list[float]]
+    """coverage and risk."""
+    by_size: dict[str, Scores]
+    """Calibrated scores of sub-ensembles of 1, 2, …, n members."""
+    diversity: dict[str, float]
+    """disagreement, mutual_information, predictive_variance; empty for one member."""
+
+
+@dataclass(frozen=True)
+class SingleViewScores:
+    """Scores on inputs of which only one view is left."""
+
+    raw: Scores
+    member_accuracy: list[float]
+
+
+@dataclass(frozen=True)
+class ViewResults:
+    """Which view of the input drives the members."""
+
+    only: dict[str, SingleViewScores]
+    chance: float
+    covered: list[bool]
+    member_share: list[float] | None = None
+    """Of the first of two views."""
+    difference_by_input: float | None = None
+    difference_on_average: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Everything measured for one run."""
+
+    name: str
+    method: str
+    seed: int
+    members: int
+    clean: TestSetScores
+    details: CleanDetails
+    summary: dict[str, float]
+    """One number per metric of the registry that applies to the run."""
+    views: ViewResults | None = None
+    corrupted: dict[str, dict[str, TestSetScores]] = field(default_factory=dict)
+    """By corruption, then by severity."""
+    corrupted_mean: dict[str, Scores] = field(default_factory=dict)
+    """raw and calibrated, mean over all corrupted test sets."""
+    ood: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""
+    maps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Similarity of class activation maps, by kind of test set (clean, corrupted)."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """result.json of the run."""
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    """One entry per epoch."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    environment: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """Runs that differ in their seed alone: one row of a table."""
+
+    title: str
+    method: str
+    members: int
+    runs: list[str]
+    """Names of the runs."""
+    seeds: list[int]
+    metrics: dict[str, SeedMean]
+    baseline: str | None = None
+    """Title of the Deep Ensembles that the differences are from."""
+    baseline_differs_in: list[str] = field(default_factory=list)
+    """Recipe fields, besides the method, in which the baseline differs."""
+    differences: dict[str, PairedDifference] = field(default_factory=dict)
+    deep_ensemble_equivalent: float | str | None = None
+
+
+@dataclass(frozen=True)
+class TestSetInfo:
+    """What was tested on."""
+
+    __test__ = False  # not a pytest class
+
+    name: str
+    kind: str
+    """clean, view, corrupted or ood."""
+    examples: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class DisputedExample:
+    """A test example that the members disagree about."""
+
+    position: int
+    label: int
+    mutual_information: float
+    image: str | None
+    """PNG file beside results.json; None for inputs that are not images."""
+    predictions: dict[str, list[tuple[int, float]]]
+    """By group title: each member's most probable class and its probability."""
+
+
+@dataclass(frozen=True)
+class CamFigure:
+    """Class activation maps of members on a few test images."""
+
+    image: str
+    """PNG file beside results.json."""
+    groups: list[str]
+    labels: list[int]
+    members_shown: int
+
+
+@dataclass(frozen=True)
+class EvaluationResults:
+    """All that an evaluation measured. Tables, figures and the page are functions of it and of the cached images."""
+
+    data: str
+    classes: int
+    class_names: list[str]
+    examples: int
+    test_examples: int
+    """Size of the whole test set, of which `examples` were used."""
+    test_sets: list[TestSetInfo]
+    notes: list[str]
+    runs: list[RunResult]
+    groups: list[GroupResult]
+    provenance: dict[str, Any]
+    disputed: list[DisputedExample] = field(default_factory=list)
+    cam_figure: CamFigure | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `from_json` is the inverse."""
+        result = to_json(self, tag=False)
+        assert isinstance(result, dict)
+        return result
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "EvaluationResults":
+        """Results from parsed JSON; another schema version is refused."""
+        version = value.get("schema_version") if isinstance(value, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"These results have schema version {version}, and this version of featureflock reads "
+                f"{SCHEMA_VERSION}; evaluate the runs again."
+            )
+        results = from_json(cls, dict(value), where="results")
+        assert isinstance(results, cls)
+        return results
+
+    @classmethod
+    def read(cls, path: Path) -> "EvaluationResults":
+        """Results from a results.json file."""
+        try:
+            value = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} is not valid JSON; evaluate the runs again.") from error
+        return cls.from_json(value)

@@ -1,0 +1,1 @@
+"""Helpers without PyTorch: atomic files, provenance, suggestions for mistyped names."""

@@ -1,0 +1,297 @@
+"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said, once, and how it goes on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.meshes import command, finish, start
+from helpers.short_runs import SHORT, Remember, same, weights
+from torch.testing import assert_close
+
+from featureflock.data import CustomData
+from featureflock.distributed.mesh import MeshShape
+from featureflock.methods import FeatureWGD
+from featureflock.training import RECIPES, ComputeConfig, TrainingInterrupted, train
+from featureflock.training import launch as launching
+from featureflock.training.checkpoint import read_newest
+from featureflock.training.loop import _Loop
+from featureflock.training.run_folder import RunFolder
+from system.test_mesh import pictures
+
+LONG = ("train", "digits", "--members", "3", "--epochs", "20", "--checkpoint-minutes", "0.002")
+
+
+def said(folder: Path) -> list[str]:
+    """What each process has printed."""
+    return [(folder / str(rank)).read_text() for rank in range(len(list(folder.iterdir())))]
+
+
+def newest_step(run: Path) -> int:
+    names = [path.stem for path in run.glob("checkpoints/*.safetensors")]
+    return max((int(name.split("-")[1]) for name in names), default=0)
+
+
+def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Mistakes, logs and errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--method dice --mesh.data 2", "The loss of DICE cannot be computed for parts of a batch; use --mesh.data 1."),
+        ("--mesh.data 2 --batch 1", "With --mesh.data 2 each batch needs as many examples at least, and some have 1"),
+        ("--members 1", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
+        ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, and there are 2; start it with torchrun"),
+        ("--mesh.data 2 --method.rule svgd --method.rule.temperature 1", "Langevin noise and parts of a batch"),
+    ],
+)
+def test_a_mistake_is_said_once_and_before_training(flags, sentence, tmp_path):
+    words = ("train", "digits", *flags.split(), "--out", tmp_path / "run")
+    assert finish(start(2, tmp_path / "said", command, *words)) == [1, 1]
+    first, second = said(tmp_path / "said")
+    assert f"featureflock: {sentence}" in first
+    assert first.count("\n") <= 2  # the line that says what is to be trained, and the sentence
+    assert second == ""
+    assert not (tmp_path / "run").exists()
+
+
+def fail_in_step_7(how: str, *words: str) -> None:
+    """The command, in which the last rank comes to grief."""
+    usual = _Loop._step
+
+    def step(self, batch):
+        if self.state.step == 7 and self.mesh.world.rank == self.mesh.world.size - 1:
+            if how == "raise":
+                raise RuntimeError("a defect of this rank")
+            os.kill(os.getpid(), signal.Signals[how])
+        usual(self, batch)
+
+    _Loop._step = step
+    command(*words)
+
+
+def test_an_error_comes_with_its_rank_and_ends_all(tmp_path):
+    words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
+    assert finish(start(2, tmp_path / "said", fail_in_step_7, "raise", *words), 60) == [1, 1]
+    first, second = said(tmp_path / "said")
+    assert re.search(r"RuntimeError: a defect of this rank\nThis was rank 1 on \S+ \(process \d+\)\.\n$", second)
+    assert "Error" not in first
+    assert "learning rate" not in second
+
+
+def test_others_end_when_one_is_killed_and_name_it(tmp_path):
+    """In 2 × 2, where one of them has no connection that breaks."""
+    words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
+    processes = start(4, tmp_path / "said", fail_in_step_7, "SIGKILL", *words)
+    assert finish(processes, 60) == [1, 1, 1, -signal.SIGKILL]
+    sentence = rf"rank 3 on \S+ \(process {processes[3].pid}\) ended without a word; was it killed\?"
+    assert len(re.findall(sentence, "".join(said(tmp_path / "said")))) == 1
+
+
+def test_one_that_is_stuck_is_named_when_the_time_is_up(tmp_path):
+    timeout = 10
+    words = (*LONG, "--mesh.timeout", str(timeout), "--out", tmp_path / "run")
+    processes = start(2, tmp_path / "said", fail_in_step_7, "SIGSTOP", *words)
+    status = Path(f"/proc/{processes[1].pid}/stat")
+    wait_for(lambda: " T " in status.read_text())
+    began = time.monotonic()
+    processes[0].join(60)
+    assert time.monotonic() - began < timeout + 12
+    assert finish(processes, 0) == [1, None]
+    sentence = rf"featureflock: No answer within {timeout} s from rank 1 on \S+ \(process {processes[1].pid}\)"
+    assert len(re.findall(sentence, said(tmp_path / "said")[0])) == 1
+
+
+# Going on
+
+
+def go_on(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
+    """Train on this mesh until Ctrl-C comes in a step."""
+
+    class Interrupt(Remember):
+        def step(self, step, averages):
+            if step == stop_after:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def note(self, text):
+            print(text)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        train(pictures(), folder, engine=ComputeConfig(mesh=MeshShape(*shape)), resume=True, reporter=Interrupt())
+    except TrainingInterrupted:
+        sys.exit(3)
+
+
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(tmp_path):
+    """2 processes, then 1, then 4, among which 5 members are 2, 1, 1 and 1: the same as 1 all the way."""
+    run = tmp_path / "run"
+    for shape, stop_after in (((2, 1), 3), ((1, 1), 8), ((4, 1), None)):
+        count = shape[0] * shape[1]
+        codes = finish(start(count, tmp_path / f"said {count}", go_on, run, shape, stop_after))
+        assert codes == [0 if stop_after is None else 3] * count, said(tmp_path / f"said {count}")
+        assert newest_step(run) == stop_after or stop_after is None
+    assert "Going on after step 8" in said(tmp_path / "said 4")[0]
+    assert finish(start(1, tmp_path / "said", go_on, tmp_path / "one", (1, 1), None)) == [0]
+    ours, theirs = (read_newest(folder / "checkpoints")[0] for folder in (run, tmp_path / "one"))
+    for name in theirs.tensors.keys() - {"totals"}:
+        assert_close(ours.tensors[name], theirs.tensors[name], rtol=1e-9, atol=1e-10)
+    assert [entry["from_step"] for entry in json.loads((run / "environment.json").read_text())] == [0, 3, 8]
+
+
+def test_what_is_started_again_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
+    class Killed(Remember):
+        def step(self, step, averages):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        train(SHORT, tmp_path / "run", reporter=Killed())
+    assert (tmp_path / "run" / "recipe.json").exists()
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(SHORT, tmp_path / "run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    reporter = Remember()
+    train(SHORT, tmp_path / "run", reporter=reporter)
+    assert reporter.notes[0] == "There is no checkpoint yet: starting from the beginning."
+
+
+def leave_a_worker(run: Path) -> None:
+    """End without leaving the folder in order, while a process that was forked meanwhile lives on."""
+    with RunFolder(run).locked():
+        if os.fork() == 0:
+            time.sleep(30)
+        os._exit(0)
+
+
+def test_a_killed_process_whose_workers_live_on_has_left_the_folder(tmp_path):
+    assert finish(start(1, tmp_path / "said", leave_a_worker, tmp_path / "run")) == [0]
+    with RunFolder(tmp_path / "run").locked():
+        pass
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def rank_0_of(pid: int) -> int:
+    ranks = {p: Path(f"/proc/{p}/environ").read_bytes().split(b"\0") for p in descendants(pid)}
+    return next(p for p, environment in ranks.items() if b"RANK=0" in environment)
+
+
+def test_torchrun_starts_a_killed_group_again_and_it_ends_with_the_same_bits(tmp_path):
+    """The first rank is killed, which has the folder locked and writes its files."""
+    run, alike = tmp_path / "run", tmp_path / "alike"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    process = subprocess.Popen(
+        [sys.executable, *torchrun, "-m", "featureflock", *LONG, "--out", run],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: newest_step(run) >= 30 or process.poll() is not None)
+        os.kill(rank_0_of(process.pid), signal.SIGKILL)
+        text, errors = process.communicate(timeout=100)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    assert text.count("Going on after step") == 1
+    assert text.count("epoch 20/20") == 1
+    assert finish(start(2, tmp_path / "said", command, *LONG, "--out", alike)) == [0, 0]
+    assert same(weights(run), weights(alike))
+    first, second = said(tmp_path / "said")
+    assert [first.count(f"epoch {epoch}/20") for epoch in range(1, 21)] == [1] * 20
+    assert second == ""
+    assert len((alike / "metrics.jsonl").read_text().splitlines()) == 20
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
+
+
+# Processes that the command starts itself
+
+
+def launch(*words: str) -> None:
+    """The command in two processes, and in a group of its own, as a shell would start it."""
+    os.setsid()
+    torch.set_num_threads(2)
+    from featureflock.cli import train as module
+
+    module.best_processes = lambda recipe, engine: 2
+    command(*words)
+
+
+def test_ctrl_c_and_sigterm_reach_the_processes_of_the_command(tmp_path):
+    run = tmp_path / "run"
+    words = (*LONG, "--out", run, "--resume")
+    for name, number, send in (("INT", signal.SIGINT, os.killpg), ("TERM", signal.SIGTERM, os.kill)):
+        before = newest_step(run)
+        (process,) = start(1, tmp_path / name, launch, *words)
+        wait_for(lambda before=before, process=process: newest_step(run) > before + 20 or not process.is_alive())
+        send(process.pid, number)
+        assert finish([process]) == [128 + number], said(tmp_path / name)
+        (text,) = said(tmp_path / name)
+        sentence = f"featureflock: Stopped after step {newest_step(run)}, in epoch "
+        assert text.count("Stopped") == text.count(sentence) == 1
+        assert text.splitlines()[-1].startswith(sentence)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    assert finish(start(1, tmp_path / "end", command, *words)) == [0]
+    assert f"Going on after step {newest_step(run)}" not in said(tmp_path / "end")[0]
+    assert (run / "result.json").exists()
+
+
+@pytest.fixture
+def fast_machine(monkeypatch):
+    """Four threads and a compiler."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr("featureflock.training.compute.can_compile", lambda device: True)
+
+
+def test_several_processes_where_that_is_faster(fast_machine, monkeypatch):
+    long, compiled = replace(RECIPES["digits-cnn"].recipe, members=6), ComputeConfig(compile="on", device="cpu")
+    assert launching.best_processes(long, compiled) == 2
+    assert launching.best_processes(replace(long, members=8), compiled) == 4
+    usual = replace(long, members=None, method=FeatureWGD())
+    assert launching.best_processes(usual, compiled) == 2  # of the 10 that are usual
+    for recipe, engine in (
+        (replace(long, members=5), compiled),  # cannot be divided equally
+        (replace(long, members=1), compiled),
+        (long, ComputeConfig(device="cpu")),  # so short that it is not compiled
+        (replace(long, model=SHORT.model), compiled),  # has no convolutions
+        (
+            replace(long, data=CustomData(StreamedExamples(), StreamedExamples())),
+            compiled,
+        ),  # each process would read all files
+        (long, replace(compiled, mesh=MeshShape(members=1))),  # asked for
+    ):
+        assert launching.best_processes(recipe, engine) == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launching.best_processes(long, compiled) == 1
+
+
+class StreamedExamples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(1, 8, 8), index % 2

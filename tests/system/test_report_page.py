@@ -1,0 +1,170 @@
+"""The report's page in a real browser: whole, quiet, sortable, readable on a phone and in the dark."""
+
+import pytest
+from helpers.made_evaluations import make_evaluation
+
+from featureflock.report import write_report
+
+HOSTILE = "</script><script>document.title='gone'</script><img src=x onerror=alert(1)>\"'`${1}"
+METHODS = [
+    {"class": "DeepEnsembles"},
+    {"class": "FeatureWGD", "rank": 5},
+    {"class": "FeatureWGD", "rank": 6, "a name without an end " * 4: "value" * 30},
+    {"class": HOSTILE},
+    {"class": "Single"},
+]
+NUMBERS = """[...document.querySelectorAll("#table-%s tbody tr")].map(row => row.cells[%d].textContent.trim())"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    names = (HOSTILE, "a cat", "owl " * 30, "ship")
+    made = make_evaluation(
+        folder / "runs", METHODS, seeds=(0, 1), corruptions=("fog", "snow"), severities=(3,), names=names
+    )
+    return write_report(made, folder)
+
+
+def value(text):
+    """The number that a cell begins with."""
+    return float(text.split()[0].replace("−", "-"))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_is_whole_and_quiet(browser, report, width, dark):
+    page = browser.open(report, width=width, dark=dark)
+    assert page.messages == []
+    own, *others = page.requests
+    assert own == report.as_uri()
+    assert all(url.startswith("data:image/png;base64,") for url in others)
+    assert page.evaluate("document.title") == "Evaluation on Digits · featureflock"
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth && image.alt)")
+
+
+def test_names_are_text_and_nothing_else(browser, report):
+    page = browser.open(report)
+    assert page.evaluate("document.querySelectorAll('script').length") == 1
+    assert page.evaluate("document.querySelectorAll('img[onerror], img[src=x]').length") == 0
+    names = page.evaluate(NUMBERS % ("comparison", 0))
+    assert names[3] == HOSTILE
+    assert page.evaluate("[...document.querySelectorAll('.card h4')].map(h => h.textContent)").count(HOSTILE) > 0
+    label = "document.querySelectorAll('#figure-reliability .panel svg')[3].getAttribute('aria-label')"
+    assert HOSTILE in page.evaluate(label)
+
+
+def test_every_run_says_where_it_comes_from(browser, report):
+    page = browser.open(report)
+    page.click(".source:nth-of-type(2) summary")
+    shown = page.evaluate("document.querySelector('.source:nth-of-type(2)').innerText")
+    for words in ("seed 0", "seed 1", "featureflock train digits --seed 1", "cores", "torch", "commit", "3.5 s"):
+        assert words in shown
+    marked = page.evaluate("[...document.querySelectorAll('.source:nth-of-type(2) .differs')].map(d => d.innerText)")
+    assert [text.split() for text in marked] == [["method", "FeatureWGD"], ["method", "rank", "5"], ["members", "3"]]
+
+
+def test_every_figure_has_words(browser, report):
+    page = browser.open(report)
+    labels = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getAttribute('aria-label'))")
+    assert len(labels) >= 15
+    assert all(any(letter.isdigit() for letter in label) and len(label) > 40 for label in labels)
+    assert page.evaluate(
+        "[...document.querySelectorAll('svg:not([role=img])')].every(svg => svg.ariaHidden === 'true')"
+    )
+    assert page.evaluate(
+        "[...document.querySelectorAll('figure')].every(f => f.querySelector('figcaption').textContent)"
+    )
+    links = page.evaluate("[...document.querySelectorAll('nav a')].map(a => !!document.querySelector(a.hash))")
+    assert len(links) >= 10
+    assert all(links)
+
+
+def test_a_click_on_a_heading_sorts_by_value_both_ways(browser, report):
+    page = browser.open(report)
+    heading = "#table-comparison th:nth-child(4)"
+    given = page.evaluate(NUMBERS % ("comparison", 3))
+    assert all("±" in text for text in given)
+    for order in ("descending", "ascending"):  # of what is better the larger, the best first
+        page.click(f"{heading} button")
+        shown = page.evaluate(NUMBERS % ("comparison", 3))
+        assert shown == sorted(shown, key=value, reverse=order == "descending")
+        assert sorted(shown) == sorted(given)
+        assert page.evaluate(f"document.querySelector('{heading}').ariaSort") == order
+    page.click("#table-comparison th:nth-child(1) button")
+    names = page.evaluate(NUMBERS % ("comparison", 0))
+    assert names.index("Deep Ensembles") < names.index("Single")
+    states = page.evaluate("[...document.querySelectorAll('#table-comparison th[aria-sort]')].map(h => h.ariaSort)")
+    assert states == ["ascending", *["none"] * (len(states) - 1)]
+
+
+def test_more_than_all_measured_is_more_than_any_number(browser, report):
+    page = browser.open(report)
+    page.click("#table-comparison thead th:last-child button")
+    shown = page.evaluate(NUMBERS % ("comparison", 11))
+    more = [text for text in shown if text.startswith(">")]
+    assert 0 < len(more) < len(shown)
+    assert shown[: len(more)] == more
+
+
+def test_negative_numbers_sort_as_numbers(browser, report):
+    page = browser.open(report, width=360)
+    for downwards in (False, True):
+        page.click("#table-differences th:nth-child(3) button")
+        shown = [value(text) for text in page.evaluate(NUMBERS % ("differences", 2))]
+        assert sum(number < 0 for number in shown) >= 2
+        assert shown == sorted(shown, reverse=downwards)
+
+
+def test_what_has_no_number_goes_last(browser, report):
+    page = browser.open(report)
+    for _ in range(2):
+        page.click("#table-members-table th:nth-child(3) button")
+        assert page.evaluate(NUMBERS % ("members-table", 0))[-1] == "Single"
+
+
+def test_headings_sort_from_the_keyboard(browser, report):
+    page = browser.open(report)
+    page.evaluate("document.querySelector('#table-comparison th:nth-child(5) button').focus()")
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    shown = [value(text) for text in page.evaluate(NUMBERS % ("comparison", 4))]
+    assert shown == sorted(shown)
+
+
+CONTRAST = """(() => {
+    const linear = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+    const light = colour => numbers(colour).map(linear).reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+    const paper = element => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return numbers(colour).length === 3 ? colour : paper(element.parentElement);
+    };
+    const ratio = element => {
+        const style = getComputedStyle(element), ink = element.closest("svg") ? style.fill : style.color;
+        const [dark, bright] = [light(ink), light(paper(element))].sort((a, b) => a - b);
+        return (bright + 0.05) / (dark + 0.05);
+    };
+    return Math.min(...[...document.querySelectorAll(
+        "h1, h2, h3, h4, p, a, b, li, td, th, span, small, button, dt, dd, figcaption, mark, svg text")].map(ratio));
+})()"""
+
+
+def test_light_and_dark_differ_and_both_have_contrast(browser, report):
+    papers = []
+    for dark in (False, True):
+        page = browser.open(report, dark=dark)
+        papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert page.evaluate(CONTRAST) >= 4.5  # WCAG AA
+    assert papers == ["rgb(255, 255, 255)", "rgb(18, 22, 28)"]
+
+
+def test_wide_tables_scroll_in_their_own_box(browser, report):
+    page = browser.open(report, width=360)
+    box = "document.querySelector('#table-comparison .scroll')"
+    assert page.evaluate(f"{box}.scrollWidth > {box}.clientWidth && {box}.tabIndex === 0")
+    page.evaluate(f"{box}.scrollLeft = 200")
+    at = page.evaluate("document.querySelector('#table-comparison tbody th').getBoundingClientRect().left")
+    assert at == page.evaluate(f"{box}.getBoundingClientRect().left")  # the names stay in sight

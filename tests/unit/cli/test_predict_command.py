@@ -1,0 +1,289 @@
+"""featureflock predict: a user's own pictures, of whatever kind they are."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_ensembles import train_small
+from PIL import Image
+
+import featureflock as ff
+from featureflock import evaluation as ev
+from featureflock.cli import main as cli
+from featureflock.data import Digits
+from featureflock.evaluation.classify import ClassProbability, ImagePrediction
+from featureflock.methods import DeepEnsembles, FeatureWGD
+from featureflock.models import MLPConfig
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_small(tmp_path_factory.mktemp("runs"), [FeatureWGD()], [0], epochs=6)[0]
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def digit():
+    """A test scan (8, 8) in 0 to 16."""
+    return Digits().load().test.x[0, 0].numpy()
+
+
+@pytest.fixture
+def picture(digit, tmp_path):
+    path = tmp_path / "digit.png"
+    Image.fromarray(np.rint(digit * np.float32(255 / 16)).astype(np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs the command; what it printed, what it complained of, and the code it ended with."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["featureflock", "predict", *map(str, words)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            out, err = capsys.readouterr()
+            return out, err + (end.code if isinstance(end.code, str) else ""), end.code
+        return *capsys.readouterr(), 0
+
+    return call
+
+
+def as_json(command, *words):
+    out, _, code = command(*words, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_it_is_what_the_calibrated_ensemble_says(command, run, picture, digit):
+    (answer,) = as_json(command, run, picture)
+    ens = ff.load(run / "ensemble")
+    held_out = Digits().load().divided(validation=100).validation
+    temperature = ff.calibrate(ens, [(held_out.x / 16, held_out.labels)])
+    assert answer["temperature"] == pytest.approx(temperature, rel=1e-4)
+    p = ens.predict(torch.from_numpy(digit)[None, None] / 16)[0]
+    assert answer["label"] == str(int(p.argmax()))
+    assert answer["probability"] == pytest.approx(p.max().item(), abs=1e-5)
+    assert [guess["probability"] for guess in answer["top"]] == pytest.approx(p.topk(3).values.tolist(), abs=1e-5)
+    members = ens.member_log_probs(torch.from_numpy(digit)[None, None] / 16)[:, 0].exp()
+    assert [guess["label"] for guess in answer["members"]] == members.argmax(-1).tolist()
+    assert answer["votes"] == int((members.argmax(-1) == p.argmax()).sum())
+    assert answer["mutual_information"] == pytest.approx(ev.mutual_information(members[:, None]).item(), abs=1e-5)
+    assert answer["note"] == "grey"
+
+
+def test_votes_are_those_for_the_answer():
+    seven, one = ClassProbability(7, "7", 0.6), ClassProbability(1, "1", 0.5)
+    answer = ImagePrediction(Path("x.png"), (seven, one), (one, seven, seven, one, seven), 0.1, "")
+    assert answer.votes == 3
+    assert answer._replace(members=(one, one, one)).votes == 0
+
+
+def test_the_table_says_it_in_words(command, run, picture):
+    out, err, code = command(run, picture)
+    assert code == 0
+    assert "digit.png" in out
+    assert " of 3" in out
+    assert "calibrated on 100 validation examples" in out
+    assert "Calibrating on 100 validation examples, once." in err
+    assert "once" not in command(run, picture)[1]
+
+
+def test_a_temperature_of_ones_own_goes_first(command, run, picture):
+    ens = ff.load(run / "ensemble")
+    ens.temperature = 3.25
+    ff.save(ens, run / "ensemble")
+    (answer,) = as_json(command, run, picture)
+    assert answer["temperature"] == 3.25
+
+
+def test_without_validation_it_is_calibrated_on_the_test_set(command, picture, tmp_path):
+    (run,) = train_small(tmp_path / "plain", [DeepEnsembles()], [0], epochs=1, validation=0)
+    out, _, code = command(run, picture)
+    assert code == 0
+    assert "calibrated on 597 test examples" in out
+
+
+def test_kinds_of_pictures_give_the_same_answer(command, run, picture, tmp_path):
+    grey = Image.open(picture)
+    (expected,) = as_json(command, run, picture)
+    kinds = {
+        "rgb.png": grey.convert("RGB"),
+        "rgba.png": grey.convert("RGBA"),
+        "palette.png": grey.convert("P"),
+        "cmyk.tif": grey.convert("CMYK"),
+        "sixteen.png": Image.fromarray((np.array(grey).astype(np.uint16) << 8) + 7),
+        "bitmap.bmp": grey,
+    }
+    for name, kind in kinds.items():
+        kind.save(tmp_path / name)
+    for answer in as_json(command, run, *(tmp_path / name for name in kinds)):
+        assert answer["label"] == expected["label"], answer["picture"]
+        assert answer["probability"] == pytest.approx(expected["probability"], abs=0.05), answer["picture"]
+
+
+def test_a_large_picture_is_scaled(command, run, picture, tmp_path):
+    Image.open(picture).resize((80, 80), Image.Resampling.NEAREST).save(tmp_path / "large.png")
+    small, large = as_json(command, run, picture, tmp_path / "large.png")
+    assert large["label"] == small["label"]
+    assert large["note"] == "grey; of 80 × 80 pixels the centre, scaled to 8 × 8"
+
+
+def test_what_was_done_to_a_picture_is_said(command, run, tmp_path):
+    Image.new("CMYK", (30, 20)).save(tmp_path / "cmyk.jpg")
+    out, _, code = command(run, tmp_path / "cmyk.jpg")
+    assert code == 0
+    assert "printing colours (CMYK) converted to RGB; of 30 × 20 pixels the centre, scaled to 8 × 8" in out
+
+
+def test_colours_by_lightness_are_not_grey_nor_transparent(command, run, tmp_path):
+    Image.new("LAB", (8, 8)).save(tmp_path / "lab.tiff")
+    (answer,) = json.loads(command(run, tmp_path / "lab.tiff", "--json")[0])
+    assert answer["note"] == ""
+
+
+def test_of_several_frames_it_is_the_first(command, run, picture, tmp_path):
+    with Image.open(picture) as first:
+        first.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("L", (8, 8), k) for k in (9, 99)])
+    still, moving = json.loads(command(run, picture, tmp_path / "moving.gif", "--json")[0])
+    assert moving["probability"] == pytest.approx(still["probability"], abs=1e-3)
+    assert "the first of 3 frames" in moving["note"]
+
+
+def test_transparent_pixels_are_white(command, run, tmp_path):
+    Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    Image.new("RGB", (8, 8), "white").save(tmp_path / "white.png")
+    clear, white = as_json(command, run, tmp_path / "clear.png", tmp_path / "white.png")
+    assert clear["probability"] == white["probability"]
+
+
+def test_a_picture_that_lies_on_its_side_is_turned(command, run, picture, tmp_path):
+    turned = Image.open(picture).convert("RGB").transpose(Image.Transpose.ROTATE_90)
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    (expected,), (answer,) = as_json(command, run, picture), as_json(command, run, tmp_path / "turned.png")
+    assert answer["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+
+
+def test_bad_pictures_are_refused_each_in_a_sentence_and_the_others_answered(command, run, picture, tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear Sir")
+    (tmp_path / "cut.png").write_bytes(picture.read_bytes()[:60])
+    (tmp_path / "folder").mkdir()
+    words = [tmp_path / "letter.txt", picture, tmp_path / "cut.png", tmp_path / "folder", tmp_path / "nothing.png"]
+    out, err, code = command(run, *words)
+    assert "digit.png" in out
+    assert "letter.txt is no picture that can be read" in err
+    assert "cut.png is damaged, or no picture of a usual kind" in err
+    assert "folder is a folder; give the pictures in it" in err
+    assert "There is no file" in err
+    assert "Traceback" not in err
+    assert code != 0
+
+
+def test_a_run_that_cannot_be_written_to_answers_all_the_same(command, run, picture, monkeypatch):
+    (expected,) = as_json(command, run, picture)
+    shutil.rmtree(run / "predictions")
+    monkeypatch.setattr("featureflock.evaluation.predictions.write_atomically", _full_disk)
+    out, err, code = command(run, picture, "--json")
+    assert code == 0
+    assert json.loads(out) == [expected]
+    assert "It will be done again the next time" in err
+
+
+def _full_disk(path, data):
+    raise OSError(28, "No space left on device")
+
+
+def test_sixteen_bits_with_a_transparent_colour(command, run, picture, tmp_path):
+    with Image.open(picture) as grey:
+        sixteen = Image.fromarray((np.array(grey).astype(np.uint16) << 8) + 7)
+    sixteen.save(tmp_path / "plain.png")
+    sixteen.save(tmp_path / "transparent.png", transparency=1)
+    plain, transparent = as_json(command, run, tmp_path / "plain.png", tmp_path / "transparent.png")
+    assert plain["probability"] == transparent["probability"]
+    assert plain["note"] == "16 bits reduced to 8, grey"
+
+
+def test_a_pipe_is_no_picture(command, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "pipe.png is no ordinary file" in command(run, tmp_path / "pipe.png")[1]
+
+
+def test_networks_without_convolutions_cannot_be_explained(command, picture, tmp_path):
+    (run,) = train_small(tmp_path / "flat", [DeepEnsembles()], [0], epochs=1, model=MLPConfig((8,)))
+    out, err, code = command(run, picture, "--explain")
+    assert code
+    assert "--explain is for networks with convolutions" in err
+    assert not out
+    _, err, _ = command(run, picture, "--explain", "--out", tmp_path / "why.txt")
+    assert "why.txt must end in .png, .jpg or .webp" in err
+
+
+def test_explanation_is_drawn(command, run, picture, tmp_path):
+    out = tmp_path / "why.png"
+    _, err, code = command(run, picture, picture, "--explain", "--out", out)
+    assert code == 0
+    assert f"wrote {out}" in err
+    with Image.open(out) as drawn:
+        assert drawn.size[0] > 300
+
+
+def test_explanation_that_cannot_be_written_is_refused_before_the_work(command, run, picture, tmp_path):
+    _, err, code = command(run, picture, "--explain", "--out", tmp_path / "no" / "why.png")
+    assert code
+    assert "cannot be written; give a file in a folder that exists" in err
+    assert not (run / "predictions").exists()
+
+
+def test_an_explanation_too_large_for_its_format_leaves_no_file(command, run, picture, tmp_path):
+    _, err, code = command(run, *[picture] * 500, "--explain", "--out", tmp_path / "why.webp")
+    assert code
+    assert "pixels, cannot be written to" in err
+    assert "give another --out, such as a .png, or fewer pictures." in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digit.png", "run"]
+
+
+def test_without_the_data_it_says_that_nothing_is_calibrated(command, run, picture):
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["data"] = {"class": "OwnData"}
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    out, err, code = command(run, picture)
+    assert code == 0
+    assert "Probabilities are not calibrated, for want of the data" in err
+    assert "calibrated on" not in out
+
+
+def test_runs_that_do_not_take_pictures_are_refused(command, run, picture):
+    inputs = json.loads((run / "inputs.json").read_text())
+    (run / "inputs.json").write_text(json.dumps({**inputs, "shape": [6], "dtype": "float32"}))
+    _, err, code = command(run, picture)
+    assert code
+    assert "This run's inputs are no pictures but float32 of shape (6,)" in err
+    (run / "inputs.json").write_text("{}")
+    assert "inputs.json is damaged" in command(run, picture)[1]
+
+
+def test_a_run_from_before_inputs_were_kept(command, run, picture):
+    (expected,) = as_json(command, run, picture)
+    (run / "inputs.json").unlink()
+    assert as_json(command, run, picture) == [expected]
+
+
+def test_mistakes_on_the_command_line(command, run, picture, tmp_path):
+    assert "does not exist; give the folder of a run" in command(tmp_path / "nothing", picture)[1]
+    assert "Say which pictures" in command(run)[1]
+    assert "--top must be at least 1; got 0" in command(run, picture, "--top", "0")[1]
+    assert "cannot be used here" in command(run, picture, "--device", "quantum")[1]

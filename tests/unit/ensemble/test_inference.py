@@ -1,0 +1,114 @@
+"""Ensembles for prediction alone: the same probabilities, and BatchNorm where a convolution was before it is gone."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import featureflock as ff
+from featureflock.ensemble.inference import folded
+from featureflock.models import CifarResNetConfig, FastCNNConfig, WideResNetConfig
+
+
+def trained(architecture, members: int = 3, shared: bool = True) -> tuple[ff.Ensemble, torch.Tensor]:
+    """With weights and running statistics that are not those of initialisation."""
+    torch.manual_seed(0)
+    extractors = [architecture.extractor((3, 16, 16)) for _ in range(members)]
+    heads = [architecture.head(extractors[0], 5) for _ in range(members)]
+    ens = ff.Ensemble(extractors, heads[0] if shared else heads, ff.ParticleLayer() if shared else None)
+    x, y = torch.randn(20, 3, 16, 16), torch.arange(20) % 5
+    optimiser = torch.optim.SGD(ens.parameters(), lr=0.05)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(ens(x).flatten(0, 1), y.repeat(members)).backward()
+        optimiser.step()
+    return ens, x
+
+
+def norms(module: nn.Module) -> int:
+    return sum(isinstance(m, nn.BatchNorm2d) for m in module.modules())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "left"), [(WideResNetConfig(10, 1), 4), (CifarResNetConfig(8), 0), (FastCNNConfig((16, 16)), 2)]
+)
+def test_probabilities_are_the_same_without_the_foldable_norms(architecture, left, shared):
+    ens, x = trained(architecture, shared=shared)
+    ens.temperature = 1.7
+    before = copy.deepcopy(ens.state_dict())
+    fast = ens.for_inference(compile=False)
+    assert_close(fast.predict(x), ens.predict(x), rtol=0, atol=1e-5)
+    assert_close(fast.member_log_probs(x), ens.member_log_probs(x), rtol=1e-4, atol=1e-4)
+    assert norms(fast) == left * len(ens) < norms(ens)
+    assert not fast.training
+    assert not any(p.requires_grad for p in fast.parameters())
+    assert ens.training
+    assert_close(ens.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch", [20, 7])
+def test_compiled_too(batch):
+    ens, x = trained(WideResNetConfig(10, 1))
+    fast = ens.for_inference(compile=True)
+    assert_close(fast.predict(x[:batch]), ens.predict(x[:batch]), rtol=0, atol=1e-5)
+
+
+def test_an_ensemble_learns_on_and_its_copy_does_not():
+    ens, x = trained(CifarResNetConfig(8))
+    fast = ens.for_inference(compile=False)
+    first = fast.predict(x)
+    with torch.no_grad():
+        for p in ens.parameters():
+            p.add_(0.1)
+    assert torch.equal(fast.predict(x), first)
+
+
+def test_folding_is_the_equation():
+    conv, norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+    torch.manual_seed(0)
+    for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
+        tensor.uniform_(0.5, 2.0)
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    (one,) = [m for m in folded(nn.Sequential(conv, norm).eval()).modules() if isinstance(m, nn.Conv2d)]
+    assert_close(one.weight, scale[:, None, None, None] * conv.weight)
+    assert_close(one.bias, norm.bias + scale * (conv.bias - norm.running_mean))
+
+
+class TwoReaders(nn.Module):
+    """What the convolution gives is used beside the norm too, so that it must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        z = self.conv(x)
+        return z + self.norm(z)
+
+
+class Twice(TwoReaders):
+    """One convolution in two places, of which only one has a norm behind it."""
+
+    def forward(self, x):
+        return self.conv(x) + self.norm(self.conv(x.flip(-1)))
+
+
+class Winding(TwoReaders):
+    """Its path depends on its input, so it cannot be traced."""
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) if x.sum() > 0 else self.conv(x)
+
+
+@pytest.mark.parametrize("kind", [TwoReaders, Twice, Winding])
+def test_what_cannot_be_folded_stays(kind):
+    torch.manual_seed(0)
+    module = kind().eval()
+    module.norm.running_mean.fill_(0.7)
+    x = torch.randn(4, 2, 6, 6)
+    assert norms(folded(module)) == 1
+    assert_close(folded(module)(x), module(x))

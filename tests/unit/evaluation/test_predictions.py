@@ -1,0 +1,221 @@
+"""Predictions: each member's, computed once, kept beside the run, and used only for what they are of."""
+
+import os
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from helpers.small_ensembles import train_small
+from PIL import Image
+from torch.testing import assert_close
+from torch.utils.data import TensorDataset
+
+import featureflock as ff
+from featureflock.data import Digits, ImageFolder, StreamedExamples, from_dataset
+from featureflock.data.streaming import ExampleReader
+from featureflock.evaluation import EvaluationProtocol
+from featureflock.evaluation import test_sets as sets
+from featureflock.evaluation.predictions import Predictor, has_predictions, predict, read, store_predictions
+from featureflock.evaluation.runs import read_run
+from featureflock.evaluation.test_sets import EvaluationSet
+from featureflock.methods import DeepEnsembles
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_small(tmp_path_factory.mktemp("runs"), [DeepEnsembles()], [0], epochs=1)[0]
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return read_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return Digits().load()
+
+
+def compute(run, condition):
+    store_predictions(run, condition, predict(Predictor(run), condition))
+
+
+def test_they_are_what_the_members_say(run, splits):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    kept = read(run, condition)
+    (batch,) = splits.test.batches([torch.arange(len(splits.test))], torch.device("cpu"))
+    ens = ff.load(run.folder.ensemble).eval()
+    with torch.no_grad():
+        expected = ens(batch.x).log_softmax(-1)
+    assert_close(kept.log_probs, expected, atol=1e-5, rtol=0)
+    assert torch.equal(kept.labels, splits.test.labels)
+    assert_close(kept.log_probs.exp().mean(0), ens.predict(batch.x), atol=1e-6, rtol=0)
+
+
+def test_fewer_examples_are_taken_from_more_but_not_the_other_way(run, splits):
+    some, every = sets.clean(splits, EvaluationProtocol(examples=50)), sets.clean(splits)
+    compute(run, some)
+    assert has_predictions(run, some)
+    assert not has_predictions(run, every)
+    first = read(run, some)
+    compute(run, every)
+    assert has_predictions(run, some)
+    again = read(run, some)
+    assert torch.equal(again.positions, some.positions)
+    assert torch.equal(again.labels, first.labels)
+    assert_close(again.log_probs, first.log_probs, atol=1e-5, rtol=0)  # other batches, other rounding
+
+
+def test_fewer_do_not_replace_more(run, splits):
+    """As when two evaluations run at once."""
+    some, every = sets.clean(splits, EvaluationProtocol(examples=50)), sets.clean(splits)
+    late = predict(Predictor(run), some)
+    compute(run, every)
+    store_predictions(run, some, late)
+    assert len(read(run, every).labels) == 597
+    path = run.folder.predictions / "clean.safetensors"
+    path.unlink()
+    compute(run, some)
+    with pytest.raises(ValueError, match="has no predictions on clean"):
+        read(run, every)
+
+
+def test_other_weights_or_another_test_set_make_them_void(run, splits):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    other = EvaluationSet("clean", "another", condition.positions, condition.load)
+    assert not has_predictions(run, other)
+    with pytest.raises(ValueError, match="has no predictions on clean; evaluate it first"):
+        read(run, other)
+    ens = ff.load(run.folder.ensemble)
+    with torch.no_grad():
+        next(ens.parameters()).add_(1)
+    ff.save(ens, run.folder.ensemble)
+    assert not has_predictions(read_run(run.folder.path), condition)
+
+
+def test_files_that_changed_are_predicted_again(tmp_path):
+    for part in ("train", "val"):
+        for k in range(2):
+            (tmp_path / part / str(k)).mkdir(parents=True)
+            Image.new("L", (8, 8), 200 * k).save(tmp_path / part / str(k) / "x.png")
+    before = sets.clean(ImageFolder(tmp_path, size=8, workers=0).load())
+    assert before.identity == sets.clean(ImageFolder(tmp_path, size=8, workers=0).load()).identity
+    assert before.identity != sets.clean(ImageFolder(tmp_path, size=6, workers=0).load()).identity
+    path = tmp_path / "val" / "1" / "x.png"
+    old = path.stat()
+    Image.new("L", (8, 8), 10).save(path)
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns + 10_000))
+    assert before.identity != sets.clean(ImageFolder(tmp_path, size=8, workers=0).load()).identity
+
+
+def test_of_a_dataset_of_ones_own_nothing_is_taken_for_granted():
+    data = TensorDataset(torch.rand(6, 3), torch.arange(6) % 2)
+    examples = from_dataset(data)
+    assert examples.digest() == from_dataset(data).digest()
+    assert examples.identity() != from_dataset(data).identity()
+
+
+def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    ens = ff.load(run.folder.ensemble)
+    ens.temperature = 2.0
+    ff.save(ens, run.folder.ensemble)
+    assert has_predictions(read_run(run.folder.path), condition)
+
+
+def _one_bit(data):
+    return data[:-40_000] + bytes([data[-40_000] ^ 1]) + data[-39_999:]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b), _one_bit])
+def test_a_damaged_file_is_computed_again(run, splits, damage):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    assert not has_predictions(run, condition)
+    compute(run, condition)
+    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+
+
+def test_files_of_older_versions_without_a_digest_are_used(run, splits):
+    condition = sets.clean(splits)
+    compute(run, condition)
+    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        about = file.metadata()
+    del about["sha256"]
+    path.write_bytes(safetensors.torch.save(safetensors.torch.load(path.read_bytes()), about))
+    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(run, splits):
+    run.folder.predictions.write_text("in the way")
+    with pytest.raises(OSError, match="predictions could not be written to"):
+        compute(run, sets.clean(splits, EvaluationProtocol(examples=10)))
+
+
+def test_what_fails_half_way_leaves_nothing_behind(run, splits):
+    condition = sets.clean(splits)
+
+    def fail(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(Predictor(run), condition, fail)
+    assert not run.folder.predictions.exists()
+
+
+def test_members_that_are_not_finite_are_named(run, splits):
+    ens = ff.load(run.folder.ensemble)
+    with torch.no_grad():
+        for p in ens.extractors[1].parameters():
+            p.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"predictions of member 1 of .* are not finite"):
+        Predictor(run, ens=ens).log_probs(splits.test)
+
+
+class Scans(ExampleReader):
+    """Digits of which some cannot be read."""
+
+    def __init__(self, x, broken):
+        self.x, self.broken = x, broken
+
+    def read(self, index, draw):
+        if index in self.broken:
+            raise OSError("broken")
+        return self.x[index]
+
+    def name(self, index):
+        return f"scan {index}"
+
+    def digest(self):
+        return "scans"
+
+
+def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
+    test = splits.test
+    streamed = StreamedExamples(Scans(test.x, {3, 300, 301}), test.labels, scale=test.scale)
+    condition = EvaluationSet("streamed", "scans", torch.arange(len(test)), streamed.select)
+    compute(run, condition)
+    assert has_predictions(run, condition)
+    kept = read(run, condition)
+    assert sorted(set(range(len(test))) - set(kept.positions.tolist())) == [3, 300, 301]
+    assert torch.equal(kept.labels, test.labels[kept.positions])
+    whole = Predictor(run).log_probs(test).log_probs
+    assert_close(kept.log_probs, whole[:, kept.positions], atol=1e-5, rtol=0)
+
+
+def test_the_file_says_what_it_is(run, splits):
+    condition = sets.clean(splits, EvaluationProtocol(examples=20))
+    compute(run, condition)
+    path = run.folder.predictions / "clean.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    assert tensors["log_probs"].shape == (3, 20, 10)
+    assert tensors["log_probs"].dtype == torch.float32
+    assert_close(tensors["log_probs"].exp().sum(-1), torch.ones(3, 20))

@@ -1,0 +1,111 @@
+"""What the evaluation makes of a run's folder."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.small_ensembles import SMALL, train_small
+
+import featureflock as ff
+from featureflock.core.priors import Cauchy
+from featureflock.data import CustomData, Digits
+from featureflock.evaluation.runs import read_run, settings
+from featureflock.methods import DeepEnsembles, FeatureWGD
+from featureflock.models import MLPConfig
+from featureflock.training import train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return train_small(tmp_path_factory.mktemp("runs"), epochs=1)
+
+
+def test_a_run_is_read(runs):
+    run = read_run(runs[2])
+    assert (run.method, run.seed, len(run.curves)) == ("feature-WGD", 0, 1)
+    assert run.data() == Digits()
+    assert run.recipe["model"]["class"] == "CNN"
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(run.load_ensemble().predict(x), ff.load(runs[2] / "ensemble").predict(x))
+
+
+def test_runs_that_differ_by_their_seed_alone_are_a_setting(runs):
+    rows = settings([read_run(folder) for folder in runs])
+    assert [(row.title, [run.seed for run in row.runs]) for row in rows] == [
+        ("Deep Ensembles", [0, 1]),
+        ("feature-WGD", [0, 1]),
+    ]
+
+
+def test_settings_of_one_method_are_told_apart_by_what_differs(runs, tmp_path):
+    other = train_small(tmp_path, [FeatureWGD(prior=Cauchy(0.5))], [0], epochs=1)
+    rows = settings([read_run(folder) for folder in (*runs, *other)])
+    assert [row.title for row in rows] == [
+        "Deep Ensembles",
+        "feature-WGD (prior precision 0.001)",
+        "feature-WGD (prior precision 0.5)",
+    ]
+
+
+def test_the_same_run_twice_is_refused(runs, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[0], copy)
+    with pytest.raises(ValueError, match=r"DeepEnsembles-0 and .*copy are of the same recipe and seed"):
+        settings([read_run(runs[0]), read_run(copy)])
+
+
+def test_folders_that_are_no_finished_runs_are_refused(runs, tmp_path):
+    with pytest.raises(ValueError, match="does not exist; give the folder of a run"):
+        read_run(tmp_path / "nothing")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="is a file; give the folder of a run"):
+        read_run(tmp_path / "file")
+    with pytest.raises(ValueError, match=r"holds no run: it has no recipe\.json"):
+        read_run(tmp_path)
+    broken = tmp_path / "broken"
+    shutil.copytree(runs[0], broken)
+    index = broken / "ensemble" / "ensemble.json"
+    index.write_bytes(index.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"ensemble\.json is missing or damaged"):
+        read_run(broken)
+    (broken / "result.json").unlink()
+    with pytest.raises(ValueError, match="is not finished; go on with it by the command that began it, with --resume"):
+        read_run(broken)
+    (broken / "recipe.json").write_text("{")
+    (broken / "result.json").write_text("{}")
+    shutil.copy(runs[0] / "ensemble" / "ensemble.json", index)
+    with pytest.raises(ValueError, match=r"recipe\.json is no readable JSON"):
+        read_run(broken)
+
+
+@pytest.mark.parametrize(("name", "text"), [("recipe", "[]"), ("environment", "{}"), ("result", "{}")])
+def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
+    shutil.copytree(runs[0], tmp_path / "run")
+    path = tmp_path / "run" / f"{name}.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{name}\.json is not what `featureflock train` writes"):
+        read_run(tmp_path / "run")
+    if name == "environment":
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match=r"environment\.json is missing"):
+            read_run(tmp_path / "run")
+
+
+def test_data_of_ones_own_are_asked_for(tmp_path):
+    x, y = torch.rand(40, 6), torch.arange(40) % 2
+    data = CustomData(train=(x, y), test=(x, y))
+    recipe = replace(
+        SMALL, data=data, model=MLPConfig((8,)), method=DeepEnsembles(), epochs=1, subset=None, validation=0
+    )
+    train(recipe, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"was trained on data of your own \(OwnData\).* with data=… instead"):
+        read_run(tmp_path / "run").data()
+
+
+def test_a_runs_inputs_are_kept_with_it(runs):
+    inputs = json.loads((runs[0] / "inputs.json").read_text())
+    assert inputs["shape"] == [1, 8, 8]
+    assert inputs["white"] == 16
+    assert inputs["names"] == list("0123456789")

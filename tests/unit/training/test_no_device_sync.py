@@ -1,0 +1,50 @@
+"""A step on a GPU reads nothing back: reading makes the processor wait for all that was asked of the device.
+
+Tensors on PyTorch's "meta" device have shapes but no numbers, so whatever asks for a number fails.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from helpers.short_runs import METHODS
+
+from featureflock.data import EpochKey, Scale, TensorExamples
+from featureflock.distributed.mesh import SINGLE_PROCESS
+from featureflock.models import CNNConfig
+from featureflock.training import Recipe, ResolvedCompute
+from featureflock.training.loop import _Loop
+from featureflock.training.state import fresh_state
+
+META = torch.device("meta")
+
+
+SETUP = ResolvedCompute("meta", "float32", True, False, "sequential", 1)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none for this device
+    recipe = Recipe(method=method, members=1 if type(method).__name__ == "Single" else 3, batch=8)
+    network = CNNConfig()
+    with META:
+        ens = method.build(
+            lambda: network.extractor((3, 16, 16)),
+            lambda: network.head(network.extractor((3, 16, 16)), 4),
+            members=recipe.members,
+            seed=0,
+            train_size=100,
+        )
+    loop = _Loop(recipe, None, SETUP, None, {}, None, fresh_state(recipe, ens), None, None, SINGLE_PROCESS)
+    pictures = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
+    scale = Scale((0.5,) * 3, (0.2,) * 3)
+    examples = TensorExamples(pictures, torch.zeros(40, dtype=torch.long), scale=scale, padding=2, flip=True)
+    for batch in examples.batches(torch.arange(16).split(8), META, EpochKey(0, 0)):
+        assert batch.x.device == META
+        loop._step(batch)
+    assert loop.state.optimisers[0].state  # it did learn, in a manner of speaking
+
+
+def test_the_test_would_see_a_number_being_read():
+    with pytest.raises(RuntimeError, match="meta"):
+        torch.empty(3, device=META).sum().item()

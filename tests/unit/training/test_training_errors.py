@@ -1,0 +1,176 @@
+"""What the loop says when something is wrong, and what it keeps: nothing good is lost, nothing bad is written."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.short_runs import SHORT, Remember, same
+from torch import nn
+
+from featureflock.data import Digits
+from featureflock.methods import DeepEnsembles, FeatureWGD, WeightWGD
+from featureflock.models import CustomModelConfig
+from featureflock.training import ComputeConfig, DivergenceError, train
+from featureflock.training.checkpoint import Checkpoint, read_newest, write
+
+# What goes wrong
+
+
+def test_predictions_that_are_not_finite_in_evaluation_are_named(tmp_path):
+    class Odd(nn.Linear):
+        feature_dim = 4
+
+        def forward(self, x):
+            return super().forward(x.flatten(1)) * (1 if self.training else math.nan)
+
+    with pytest.raises(DivergenceError, match="In evaluation the predictions of member 0 are not finite"):
+        train(replace(SHORT, model=CustomModelConfig(lambda: Odd(64, 4)), epochs=1), tmp_path)
+
+
+def test_two_recipes_that_start_at_once_are_not_mixed(tmp_path):
+    """The second finds a run of another recipe when it has the lock, though there was none when it began."""
+    other = replace(SHORT, seed=9)
+
+    class Slow(Digits):
+        def load(self):
+            train(SHORT, tmp_path / "run")  # what another process does while this one loads its data
+            return super().load()
+
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(replace(other, data=Slow()), tmp_path / "run")
+
+
+def test_a_diverging_run_names_step_member_and_learning_rate(tmp_path):
+    with pytest.raises(DivergenceError, match=r"The loss.* not finite at step \d+ \(epoch \d+, learning rate 1e\+06\)"):
+        train(
+            replace(SHORT, method=DeepEnsembles(), learning_rate=1e6, epochs=30),
+            tmp_path,
+            engine=ComputeConfig(checkpoint_minutes=0),
+        )
+    kept, _ = read_newest(tmp_path / "checkpoints")
+    assert all(torch.isfinite(t).all() for t in kept.tensors.values())
+
+
+@pytest.mark.parametrize("method", [DeepEnsembles(), FeatureWGD(), WeightWGD()], ids=lambda m: type(m).__name__)
+def test_the_member_that_breaks_is_named(method, tmp_path):
+    made = []
+
+    class Breaks(nn.Linear):
+        feature_dim = 6
+
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            out = super().forward(x.flatten(1))
+            return out * math.inf if made.index(self) == 1 and self.calls == 8 else out
+
+    def make():
+        made.append(Breaks(64, 6))
+        return made[-1]
+
+    with pytest.raises(
+        DivergenceError, match=r"of member 1 was not finite at step 8 \(epoch 2, learning rate 0.1\).* is kept in"
+    ):
+        train(replace(SHORT, method=method, model=CustomModelConfig(make)), tmp_path)
+    kept, _ = read_newest(tmp_path / "checkpoints")
+    assert kept.facts["step"] == 5  # the end of the first epoch
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    train(replace(SHORT, epochs=1), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="holds a run already; add --resume"):
+        train(replace(SHORT, epochs=1), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe: epochs is 2 instead of 1"):
+        train(SHORT, tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"method.rank is 2 instead of 5; epochs is 2"):
+        train(replace(SHORT, method=FeatureWGD(rank=2)), tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match="is a file"):
+        train(SHORT, tmp_path / "run" / "recipe.json")
+    with pytest.raises(ValueError, match="holds other files"):
+        train(SHORT, tmp_path)
+    reporter = Remember()
+    result = train(replace(SHORT, epochs=1), tmp_path / "run", resume=True, reporter=reporter)
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "finished already" in reporter.notes[0]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"learning_rate": math.nan}, "learning_rate must be a positive"),
+        ({"learning_rate": -0.1}, "learning_rate must be a positive"),
+        ({"momentum": 1.0}, "momentum must be"),
+        ({"momentum": 0.0}, "Nesterov"),
+        ({"weight_decay": -1e-4}, "weight_decay must"),
+        ({"decay_epochs": (20, 10)}, "decay_epochs must be rising"),
+        ({"schedule": "cosine"}, 'schedule must be "steps" or "one-cycle"; got \'cosine\''),
+        ({"warmup": 1.0}, "warmup is a share of the steps"),
+        ({"warmup": math.nan}, "warmup is a share of the steps"),
+        ({"schedule": "one-cycle", "decay_epochs": (1,)}, "one-cycle schedule has no decay_epochs; leave them out"),
+        ({"members": 0}, "members must be 1 to 1,000"),
+        ({"seed": -1}, "Seeds go from 0"),
+        ({"subset": 0}, "count examples"),
+    ],
+)
+def test_wrong_recipes_are_refused_at_once(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SHORT, **wrong)
+
+
+def test_wrong_devices_are_refused(tmp_path):
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(ValueError, match=f"The device {device} cannot be used here"):
+            train(SHORT, tmp_path / "run", engine=ComputeConfig(device=device))
+    with pytest.raises(ValueError, match="--compile on and --run vectorised do not go together"):
+        train(SHORT, tmp_path / "run", engine=ComputeConfig(compile="on", run="vectorised"))
+    assert not (tmp_path / "run").exists()
+
+
+# Checkpoints
+
+
+def checkpoint(step: int) -> Checkpoint:
+    tensors = {"a": torch.full((3, 2), float(step)), "n": torch.tensor(step), "b": torch.randn(4).bfloat16()}
+    return Checkpoint(tensors, {"step": step, "name": "é"})
+
+
+def test_checkpoints_come_back_whole_and_two_are_kept(tmp_path):
+    for step in (5, 10, 20):
+        write(tmp_path, step, checkpoint(step))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "checkpoint-000000010.safetensors",
+        "checkpoint-000000020.safetensors",
+    ]
+    wanted = checkpoint(20)
+    write(tmp_path, 20, wanted)
+    found, notes = read_newest(tmp_path)
+    assert same(found.tensors, wanted.tensors)
+    assert found.facts == wanted.facts
+    assert not notes
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "header"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, tmp_path):
+    for step in (5, 10):
+        write(tmp_path, step, checkpoint(step))
+    newest = tmp_path / "checkpoint-000000010.safetensors"
+    data = bytearray(newest.read_bytes())
+    if damage == "flipped":
+        data[-3] ^= 1
+    newest.write_bytes({"truncated": data[:-5], "empty": b"", "flipped": data, "header": b"x" * len(data)}[damage])
+    found, notes = read_newest(tmp_path)
+    assert found.facts["step"] == 5
+    assert "checkpoint-000000010.safetensors is damaged" in notes[0]
+    assert newest.with_suffix(".damaged").exists()
+    write(tmp_path, 7, checkpoint(7))
+    assert read_newest(tmp_path)[0].facts["step"] == 7
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(b"")
+    for _ in range(2):  # a second try does not take an empty folder for a new run
+        with pytest.raises(ValueError, match=r"No checkpoint in .* is sound"):
+            read_newest(tmp_path)
