@@ -16,10 +16,12 @@ from featureflock.corruptions import (
     generate_set,
     open_set,
     read_imagenet_c,
-    writer as writing,
 )
 from featureflock.corruptions import (
     generate as making,
+)
+from featureflock.corruptions import (
+    writer as writing,
 )
 from featureflock.corruptions.frost import frost_views
 from featureflock.data.examples import unit_scale
