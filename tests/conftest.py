@@ -5,7 +5,6 @@ import torch
 
 pytest.register_assert_rewrite("helpers.published_formats")  # so that its asserts, too, show the values
 
-from helpers.browser import Browser  # noqa: E402
 from helpers.published_formats import Server, alter, collection, digests, on, pickled_files, tar_of  # noqa: E402
 
 torch.set_num_threads(1)
@@ -51,19 +50,3 @@ def served(server, monkeypatch):
     server.content = tar_of(pickled_files("cifar10", raw), "cifar-10-batches-py")
     alter(monkeypatch, "cifar10", train=40, test=10, sha256=digests(raw), sources=(on(server, "whole"),))
     return raw
-
-
-# ---- for the tests that look at a page
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    with Browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(chromium):
-    """One Chromium for all tests of a process; each begins without pages."""
-    yield chromium
-    chromium.close_pages()

@@ -1,6 +1,8 @@
-"""The report's page in a real browser: whole, quiet, sortable, readable on a phone and in the dark."""
+"""The report page in Chromium: complete, no errors, sortable, readable on a phone and in dark mode."""
 
 import pytest
+from helpers.browser import launch_browser, open_page
+from helpers.chromium import find_chromium
 from helpers.made_evaluations import make_evaluation
 
 from featureflock.report import write_report
@@ -14,6 +16,20 @@ METHODS = [
     {"class": "Single"},
 ]
 NUMBERS = """[...document.querySelectorAll("#table-%s tbody tr")].map(row => row.cells[%d].textContent.trim())"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser, report):
+    """Open the report in a context of its own, which is closed after the test."""
+    yield lambda **view: open_page(browser, report, **view)
+    for context in browser.contexts:
+        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +49,10 @@ def value(text):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 360])
-def test_the_page_is_whole_and_quiet(browser, report, width, dark):
-    page = browser.open(report, width=width, dark=dark)
-    assert page.messages == []
-    own, *others = page.requests
+def test_page_is_complete_and_requests_nothing(show, report, width, dark):
+    page, log = show(width=width, dark=dark)
+    assert log.messages == []
+    own, *others = log.requests
     assert own == report.as_uri()
     assert all(url.startswith("data:image/png;base64,") for url in others)
     assert page.evaluate("document.title") == "Evaluation on Digits · featureflock"
@@ -45,8 +61,8 @@ def test_the_page_is_whole_and_quiet(browser, report, width, dark):
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth && image.alt)")
 
 
-def test_names_are_text_and_nothing_else(browser, report):
-    page = browser.open(report)
+def test_names_are_text_and_nothing_else(show):
+    page, _ = show()
     assert page.evaluate("document.querySelectorAll('script').length") == 1
     assert page.evaluate("document.querySelectorAll('img[onerror], img[src=x]').length") == 0
     names = page.evaluate(NUMBERS % ("comparison", 0))
@@ -56,8 +72,8 @@ def test_names_are_text_and_nothing_else(browser, report):
     assert HOSTILE in page.evaluate(label)
 
 
-def test_every_run_says_where_it_comes_from(browser, report):
-    page = browser.open(report)
+def test_every_run_says_where_it_comes_from(show):
+    page, _ = show()
     page.click(".source:nth-of-type(2) summary")
     shown = page.evaluate("document.querySelector('.source:nth-of-type(2)').innerText")
     for words in ("seed 0", "seed 1", "featureflock train digits --seed 1", "cores", "torch", "commit", "3.5 s"):
@@ -66,8 +82,8 @@ def test_every_run_says_where_it_comes_from(browser, report):
     assert [text.split() for text in marked] == [["method", "FeatureWGD"], ["method", "rank", "5"], ["members", "3"]]
 
 
-def test_every_figure_has_words(browser, report):
-    page = browser.open(report)
+def test_every_figure_has_words(show):
+    page, _ = show()
     labels = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getAttribute('aria-label'))")
     assert len(labels) >= 15
     assert all(any(letter.isdigit() for letter in label) and len(label) > 40 for label in labels)
@@ -82,8 +98,8 @@ def test_every_figure_has_words(browser, report):
     assert all(links)
 
 
-def test_a_click_on_a_heading_sorts_by_value_both_ways(browser, report):
-    page = browser.open(report)
+def test_a_click_on_a_heading_sorts_by_value_both_ways(show):
+    page, _ = show()
     heading = "#table-comparison th:nth-child(4)"
     given = page.evaluate(NUMBERS % ("comparison", 3))
     assert all("±" in text for text in given)
@@ -100,8 +116,8 @@ def test_a_click_on_a_heading_sorts_by_value_both_ways(browser, report):
     assert states == ["ascending", *["none"] * (len(states) - 1)]
 
 
-def test_more_than_all_measured_is_more_than_any_number(browser, report):
-    page = browser.open(report)
+def test_more_than_all_measured_is_more_than_any_number(show):
+    page, _ = show()
     page.click("#table-comparison thead th:last-child button")
     shown = page.evaluate(NUMBERS % ("comparison", 11))
     more = [text for text in shown if text.startswith(">")]
@@ -109,8 +125,8 @@ def test_more_than_all_measured_is_more_than_any_number(browser, report):
     assert shown[: len(more)] == more
 
 
-def test_negative_numbers_sort_as_numbers(browser, report):
-    page = browser.open(report, width=360)
+def test_negative_numbers_sort_as_numbers(show):
+    page, _ = show(width=360)
     for downwards in (False, True):
         page.click("#table-differences th:nth-child(3) button")
         shown = [value(text) for text in page.evaluate(NUMBERS % ("differences", 2))]
@@ -118,18 +134,17 @@ def test_negative_numbers_sort_as_numbers(browser, report):
         assert shown == sorted(shown, reverse=downwards)
 
 
-def test_what_has_no_number_goes_last(browser, report):
-    page = browser.open(report)
+def test_what_has_no_number_goes_last(show):
+    page, _ = show()
     for _ in range(2):
         page.click("#table-members-table th:nth-child(3) button")
         assert page.evaluate(NUMBERS % ("members-table", 0))[-1] == "Single"
 
 
-def test_headings_sort_from_the_keyboard(browser, report):
-    page = browser.open(report)
+def test_headings_sort_from_the_keyboard(show):
+    page, _ = show()
     page.evaluate("document.querySelector('#table-comparison th:nth-child(5) button').focus()")
-    for kind in ("keyDown", "keyUp"):
-        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    page.keyboard.press("Enter")
     shown = [value(text) for text in page.evaluate(NUMBERS % ("comparison", 4))]
     assert shown == sorted(shown)
 
@@ -152,19 +167,45 @@ CONTRAST = """(() => {
 })()"""
 
 
-def test_light_and_dark_differ_and_both_have_contrast(browser, report):
+def test_light_and_dark_differ_and_both_have_contrast(show):
     papers = []
     for dark in (False, True):
-        page = browser.open(report, dark=dark)
+        page, _ = show(dark=dark)
         papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert page.evaluate(CONTRAST) >= 4.5  # WCAG AA
     assert papers == ["rgb(255, 255, 255)", "rgb(18, 22, 28)"]
 
 
-def test_wide_tables_scroll_in_their_own_box(browser, report):
-    page = browser.open(report, width=360)
+def test_wide_tables_scroll_in_their_own_box(show):
+    page, _ = show(width=360)
     box = "document.querySelector('#table-comparison .scroll')"
     assert page.evaluate(f"{box}.scrollWidth > {box}.clientWidth && {box}.tabIndex === 0")
     page.evaluate(f"{box}.scrollLeft = 200")
     at = page.evaluate("document.querySelector('#table-comparison tbody th').getBoundingClientRect().left")
     assert at == page.evaluate(f"{box}.getBoundingClientRect().left")  # the names stay in sight
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("<script>undefined_name()</script>", "undefined_name is not defined"),
+        ("<script>Promise.reject(Error('unhandled'))</script>", "unhandled"),
+        ("<script>console.warn('deprecated')</script>", "console.warning: deprecated"),
+        ("<img src='missing.png'>", "missing.png: net::ERR_FILE_NOT_FOUND"),
+        ("<script src='https://host.invalid/a.js'></script>", "https://host.invalid/a.js: net::ERR_NAME_NOT_RESOLVED"),
+    ],
+)
+def test_log_has_errors_warnings_and_failed_requests(browser, tmp_path, body, expected):
+    (tmp_path / "page.html").write_text(f"<!doctype html>{body}")
+    page, log = open_page(browser, tmp_path / "page.html")
+    page.context.close()
+    assert expected in "\n".join(log.messages)
+    assert len(log.requests) == 1 + expected.count(": net::")
+
+
+def test_without_chromium_and_npm_the_test_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEATUREFLOCK_CHROMIUM", raising=False)
+    monkeypatch.setenv("FEATUREFLOCK_TEST_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match=r"install Chromium \(Debian package chromium\) or npm"):
+        find_chromium()
