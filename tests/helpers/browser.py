@@ -4,6 +4,8 @@
         page, log = open_page(browser, path, width=390, dark=True)
         page.click("th button")
         assert log.messages == []
+
+The test is skipped where no Chromium can be found or downloaded.
 """
 
 import contextlib
@@ -11,11 +13,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.chromium import find_chromium
 from playwright.sync_api import sync_playwright
 
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync --hide-scrollbars""".split()
+from helpers.chromium import find_chromium
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 NO_NETWORK = ["--no-proxy-server", "--host-resolver-rules=MAP * ~NOTFOUND"]
 TIMEOUT = 30_000  # milliseconds
 
@@ -32,7 +35,7 @@ class PageLog:
 
 @contextlib.contextmanager
 def launch_browser():
-    """A Playwright `Browser`; the test is skipped where no Chromium can be found or downloaded."""
+    """A Playwright `Browser`."""
     program, environment = find_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
