@@ -132,10 +132,10 @@ def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
     if scale == "full":
         cases.insert(1, (1, "low_memory"))
     rows: list[dict[str, Any]] = []
-    for n, run in cases:
-        found = in_fresh_process(_memory, setting, n, run)
+    for n, execution in cases:
+        found = in_fresh_process(_memory, setting, n, execution)
         rows.append(found)
-        text = f"{n:4}  {run:10} {found['kept_bytes'] / MB:14.1f} MB"
+        text = f"{n:4}  {execution:10} {found['kept_bytes'] / MB:14.1f} MB"
         for kind in ("allocated", "resident"):
             peak, one = found[f"{kind}_bytes"], rows[0][f"{kind}_bytes"]
             found[f"{kind}_multiple"] = None if peak is None else peak / one
@@ -149,15 +149,15 @@ def _low_memory(scale: str, rounds: int) -> dict[str, Any]:
     return {"setting": asdict(setting), "rows": rows, "time_low_memory_over_sequential": ratios}
 
 
-def _memory(setting: RunGroup, n: int, run: Execution) -> dict[str, Any]:
+def _memory(setting: RunGroup, n: int, execution: Execution) -> dict[str, Any]:
     torch.set_num_threads(1)
-    ensemble, step = _training(setting, n, run)
+    ensemble, step = _training(setting, n, execution)
     step()
     step()
     kept = sum(2 * t.nbytes for t in ensemble.parameters()) + sum(t.nbytes for t in ensemble.state_dict().values())
     return {
         "n": n,
-        "run": run,
+        "execution": execution,
         "kept_bytes": kept,  # parameters, gradients, momenta, running statistics
         "resident_bytes": peak_resident(step),
         "allocated_bytes": peak_allocated(step),
@@ -166,23 +166,23 @@ def _memory(setting: RunGroup, n: int, run: Execution) -> dict[str, Any]:
 
 def _time_ratios(setting: RunGroup, rounds: int) -> list[float]:
     ensemble, step = _training(setting, setting.members, "sequential")
-    runs: tuple[Execution, Execution] = "sequential", "low_memory"
+    executions: tuple[Execution, Execution] = "sequential", "low_memory"
     seconds = []
     with retained_memory():  # as in training
-        for run in (rounds + 1) * runs:
-            ensemble.run = run
+        for execution in (rounds + 1) * executions:
+            ensemble.execution = execution
             start = time.process_time()
             step()
             seconds.append(time.process_time() - start)
     return [low / plain for plain, low in zip(seconds[2::2], seconds[3::2], strict=True)]  # the first two warm up
 
 
-def _training(setting: RunGroup, n: int, run: Execution) -> tuple[ff.Ensemble, Callable[[], None]]:
+def _training(setting: RunGroup, n: int, execution: Execution) -> tuple[ff.Ensemble, Callable[[], None]]:
     """An ensemble and a function that trains it for one step."""
     torch.manual_seed(SEED)
     layer = ff.ParticleLayer(rank=min(5, n))
     head = nn.Linear(4 * setting.width, CLASSES)
-    ensemble = ff.Ensemble([_extractor(setting) for _ in range(n)], head, layer, run=run)
+    ensemble = ff.Ensemble([_extractor(setting) for _ in range(n)], head, layer, execution=execution)
     optimizer = torch.optim.SGD(ensemble.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(setting.batch, 3, 32, 32), torch.randint(CLASSES, (setting.batch,))
 

@@ -69,7 +69,7 @@ def _compare(
     of_a_step = median(taken[base]) * members / few
     progress(f"  {name}: own work")
     with retained_memory():
-        eager = ComputeConfig(compile="off", run="sequential")
+        eager = ComputeConfig(compile="off", execution="sequential")
         light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
         for step in light.values():
             step()

@@ -106,7 +106,7 @@ def _step(method: Method, network: CNNConfig, members: int) -> Callable[[], None
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = resolve_compute(ComputeConfig(compile="off", run="sequential"), "float32", ens, lambda: 0.0)
+    setup = resolve_compute(ComputeConfig(compile="off", execution="sequential"), "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))

@@ -1,6 +1,6 @@
 """featureflock: ensembles of neural networks whose members are kept apart in feature space.
 
-Names are imported when they are first asked for, so that `import featureflock` and `featureflock --help` take no time.
+Names are imported on first access, so that `import featureflock` and `featureflock --help` are fast.
 """
 
 import importlib
@@ -35,12 +35,13 @@ __all__ = [
     "transport",
 ]
 
-if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
+if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock import corruptions, data, evaluation, methods, models, training
     from featureflock.core.kernels import RBF
-    from featureflock.core.particles import ParticleLayer, transport
+    from featureflock.core.layer import ParticleLayer
     from featureflock.core.priors import Cauchy, Normal, Uniform
     from featureflock.core.rules import MAP, SVGD, WGD, SteinWGD
+    from featureflock.core.transport import transport
     from featureflock.distributed.mesh import MeshShape, join_mesh
     from featureflock.ensemble.ensemble import Ensemble, Uncertainty
     from featureflock.ensemble.saving import load, save
@@ -53,7 +54,7 @@ else:
         "MAP": "core.rules",
         "MeshShape": "distributed.mesh",
         "Normal": "core.priors",
-        "ParticleLayer": "core.particles",
+        "ParticleLayer": "core.layer",
         "RBF": "core.kernels",
         "SVGD": "core.rules",
         "SteinWGD": "core.rules",
@@ -64,7 +65,7 @@ else:
         "join_mesh": "distributed.mesh",
         "load": "ensemble.saving",
         "save": "ensemble.saving",
-        "transport": "core.particles",
+        "transport": "core.transport",
     }
 
     def __getattr__(name: str) -> Any:
@@ -72,9 +73,9 @@ else:
             return importlib.import_module(f"featureflock.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'featureflock' has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"featureflock.{_HOMES[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(importlib.import_module(f"featureflock.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

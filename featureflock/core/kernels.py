@@ -5,8 +5,9 @@
     median     ℓ   = median over pairs i<j of ‖z_i − z_j‖², over log n                       (the paper's text)
     official   ℓ_i = (median over j, i itself included, of ‖z_i − z_j‖²)² / log n + 1e-12    (the authors' code)
 
-A kernel of your own is any callable that maps the squared distances to k and its slope ∂k/∂‖z_i − z_j‖²; from these
-∇_{z_i} k_ij = 2 slope_ij (z_i − z_j). The bandwidth counts as a constant in that gradient.
+A user-defined kernel is any callable that maps the squared distances to k and its slope ∂k/∂‖z_i − z_j‖²; from these
+∇_{z_i} k_ij = 2 slope_ij (z_i − z_j). The bandwidth is treated as a constant in that gradient. Register the kernel with
+`@KERNELS.register("name")` to use it on the command line and to save ensembles that have it.
 
 Shapes: n particles.
 """
@@ -19,17 +20,24 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from featureflock.utils.registry import Registry
+
 
 @runtime_checkable
 class Kernel(Protocol):
     def __call__(self, sq_nn: Tensor) -> tuple[Tensor, Tensor]:
-        """Kernel matrix and its slope with respect to the squared distance, both (n, n)."""
+        """Return the kernel matrix and its slope with respect to the squared distance, both (n, n)."""
         ...
 
 
+KERNELS: Registry[type[Kernel]] = Registry("kernel")
+"""Every kernel by its name on the command line."""
+
+
+@KERNELS.register("rbf")
 @dataclass(frozen=True)
 class RBF:
-    """k_ij = exp(−‖z_i − z_j‖² / ℓ), with ℓ by the median heuristic, as in the authors' code, or a number."""
+    """k_ij = exp(−‖z_i − z_j‖² / ℓ), with ℓ from the median heuristic, as in the authors' code, or fixed."""
 
     bandwidth: Literal["median", "official"] | float = "median"
 
@@ -43,8 +51,7 @@ class RBF:
 
     def __call__(self, sq_nn: Tensor) -> tuple[Tensor, Tensor]:
         width = self._width(sq_nn)
-        # ℓ → 0 is a limit, not a division: particles at one place see each other fully, all others not at all. So is
-        # what would overflow.
+        # The limit ℓ → 0: k = 1 for coinciding particles and 0 for all others. Also used where 1/ℓ would overflow.
         positive = width > 1e-300
         safe = torch.where(positive, width, 1.0)
         k_nn = torch.where(positive, torch.exp(-sq_nn / safe), (sq_nn == 0).to(sq_nn.dtype))
@@ -52,7 +59,7 @@ class RBF:
         return k_nn, slope_nn
 
     def _width(self, sq_nn: Tensor) -> Tensor:
-        """ℓ, broadcastable against the rows of the kernel matrix."""
+        """Return ℓ, broadcastable against the rows of the kernel matrix."""
         n = sq_nn.shape[0]
         if n == 1:
             return sq_nn.new_zeros(1, 1)
@@ -65,6 +72,6 @@ class RBF:
 
 
 def _median(x: Tensor) -> Tensor:
-    """The ordinary median along the last axis: the mean of the two middle values when their count is even."""
+    """Return the median along the last axis: the mean of the two middle values if their number is even."""
     ordered, count = x.sort(dim=-1).values, x.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2

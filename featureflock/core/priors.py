@@ -6,8 +6,16 @@ With the precision p = 1/σ² (the paper's "prior scale"):
     Normal    s(x) = −p x                     also that of the half-normal
     Uniform   s(x) = 0                        improper: no prior at all
 
-A prior of your own is any object with such a `score`. It must treat every element on its own, because it is
-evaluated on slices of the features.
+A user-defined prior is any object with such a `score`. The score must be elementwise, because it is evaluated on slices
+of the features. Register it to use it on the command line and to save ensembles that have it:
+
+    @PRIORS.register("laplace")
+    @dataclass(frozen=True)
+    class Laplace:
+        precision: float = 1.0
+
+        def score(self, x: Tensor) -> Tensor:
+            return -self.precision**0.5 * x.sign()
 """
 
 import math
@@ -18,17 +26,24 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from featureflock.utils.registry import Registry
+
 
 @runtime_checkable
 class Prior(Protocol):
     def score(self, x: Tensor) -> Tensor:
-        """d log p(x) / dx, element by element."""
+        """Return d log p(x) / dx, elementwise."""
         ...
 
 
+PRIORS: Registry[type[Prior]] = Registry("prior")
+"""Every prior by its name on the command line."""
+
+
+@PRIORS.register("cauchy")
 @dataclass(frozen=True)
 class Cauchy:
-    """The paper's default: heavy-tailed, so it hardly holds back large features. s(x) = −2 p x / (1 + p x²)."""
+    """The paper's default: heavy-tailed, so it hardly penalises large features. s(x) = −2 p x / (1 + p x²)."""
 
     precision: float = 1e-3
 
@@ -39,6 +54,7 @@ class Cauchy:
         return -2 * self.precision * x / (1 + self.precision * x.square())
 
 
+@PRIORS.register("normal")
 @dataclass(frozen=True)
 class Normal:
     """Weight decay on features. s(x) = −p x."""
@@ -52,6 +68,7 @@ class Normal:
         return -self.precision * x
 
 
+@PRIORS.register("uniform")
 @dataclass(frozen=True)
 class Uniform:
     """No prior. s(x) = 0."""

@@ -4,13 +4,14 @@
     WGD        v_i = S_i − (∇K)_i / Σ_j k_ij                      kernel density estimate: the paper's
     SteinWGD   v   = S − (K + η I)⁻¹ ∇K                           Stein gradient estimator
     SVGD       v_i = (1/n) Σ_j [ k_ij S_j + ∇_{z_j} k_ij ]        Stein variational gradient descent
-    MAP        v   = S                                            no interaction: each particle seeks its own mode
+    MAP        v   = S                                            no interaction: each particle finds its own mode
 
-All four are v = A S − Q ∇K for two n × n matrices, so a rule maps K to A and Q.
+All four have the form v = A S − Q ∇K with two n × n matrices, so a rule maps K to A and Q. Register a user-defined rule
+with `@RULES.register("name")` to use it on the command line and to save ensembles that have it.
 
 Langevin noise: at temperature T > 0, √(2T/α) F ξ is added to v, with white noise ξ, so that a step of size α along v
-is a Langevin step. F is the identity, and for SVGD the Cholesky factor of K: there the noise has covariance K across
-particles.
+is a Langevin step. F is the identity; for SVGD it is the Cholesky factor of K, which gives the noise the covariance K
+across particles.
 
 Shapes: n particles.
 """
@@ -23,6 +24,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from featureflock.utils.registry import Registry
 
 
 class Weights(NamedTuple):
@@ -38,13 +41,13 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """A rule of your own is a frozen dataclass that inherits from this one and says what its matrices are."""
+    """Base class of update rules. A user-defined rule is a frozen dataclass that inherits from it."""
 
     temperature: float = 0.0
     """T of the Langevin noise √(2T/α) F ξ; 0 for none."""
     step_size: float = 1.0
-    """α of the Langevin noise: what v is multiplied by in an update. For a ParticleLayer, which hands on v/B, that is
-    the learning rate over B; with `count`, over that."""
+    """α of the Langevin noise: the factor of v in an update. For a ParticleLayer, which passes on v/B, it is the
+    learning rate divided by B, or by `count` if that is set."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -55,9 +58,14 @@ class Rule(ABC):
 
     @abstractmethod
     def weights(self, k_nn: Tensor) -> Weights:
-        """A, Q and F for the kernel matrix."""
+        """Return A, Q and F for the kernel matrix."""
 
 
+RULES: Registry[type[Rule]] = Registry("update rule")
+"""Every update rule by its name on the command line."""
+
+
+@RULES.register("wgd")
 @dataclass(frozen=True)
 class WGD(Rule):
     """Wasserstein gradient descent with a kernel density estimate: A = I, Q = diag(1 / Σ_j k_ij)."""
@@ -66,6 +74,7 @@ class WGD(Rule):
         return Weights(drive=None, density=torch.diag(1 / k_nn.sum(1)))
 
 
+@RULES.register("stein-wgd")
 @dataclass(frozen=True)
 class SteinWGD(Rule):
     """Wasserstein gradient descent with the Stein gradient estimator: A = I, Q = (K + η I)⁻¹."""
@@ -82,6 +91,7 @@ class SteinWGD(Rule):
         return Weights(drive=None, density=torch.linalg.inv(k_nn + self.eta * _eye(k_nn)))
 
 
+@RULES.register("svgd")
 @dataclass(frozen=True)
 class SVGD(Rule):
     """Stein variational gradient descent: A = K/n and Q = I/n, since ∇_{z_j} k_ij = −∇_{z_i} k_ij."""
@@ -93,9 +103,10 @@ class SVGD(Rule):
         return Weights(drive=k_nn / n, density=eye / n, noise=noise)
 
 
+@RULES.register("map")
 @dataclass(frozen=True)
 class MAP(Rule):
-    """No interaction, A = I and Q = 0: what is left of the others for one particle, and their ablation for many."""
+    """No interaction: A = I and Q = 0. The other rules reduce to it for one particle; for many it is their ablation."""
 
     def weights(self, k_nn: Tensor) -> Weights:
         return Weights(drive=None, density=torch.zeros_like(k_nn))

@@ -1,5 +1,7 @@
-"""The ensemble module, how its members are executed, and how it is saved."""
+"""The ensemble module, the execution of its members, and saving."""
 
 from featureflock.ensemble.ensemble import Ensemble, Uncertainty
+from featureflock.ensemble.execution import Execution
+from featureflock.ensemble.saving import load, save
 
-__all__ = ["Ensemble", "Uncertainty"]
+__all__ = ["Ensemble", "Execution", "Uncertainty", "load", "save"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from featureflock.core.particles import ParticleLayer
+from featureflock.core.layer import ParticleLayer
 from featureflock.cpu_kernels.malloc import retain_memory
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import Execution, State, check_alike, execute
@@ -50,7 +50,7 @@ class Ensemble(nn.Module):
             is the identity in eval mode.
         at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
             that are trained (weight-WGD; give the layer `count`, the size of the data set).
-        run: how members are computed. All three give the same results up to rounding:
+        execution: how members are computed. All three give the same results up to rounding:
             "sequential"   one after another.
             "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
             "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
@@ -65,7 +65,7 @@ class Ensemble(nn.Module):
         layer: nn.Module | None = None,
         *,
         at: Place = "features",
-        run: Execution = "sequential",
+        execution: Execution = "sequential",
     ) -> None:
         super().__init__()
         extractors = list(extractors)
@@ -96,7 +96,7 @@ class Ensemble(nn.Module):
         self.extractors = nn.ModuleList(extractors)
         self.head: nn.Module = head if shared else nn.ModuleList(heads)  # type: ignore[assignment]
         self.layer, self.at = layer, at
-        self.run = run
+        self.execution = execution
 
     mesh: Mesh = SINGLE_PROCESS
     """The processes that it is divided among."""
@@ -166,7 +166,7 @@ class Ensemble(nn.Module):
     def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
         here = self._here(modules)
         with self.mesh.own_random_numbers():
-            return execute(here, states, [x] * len(here), self.run)
+            return execute(here, states, [x] * len(here), self.execution)
 
     def _of_members(self) -> list[nn.ModuleList]:
         return [self.extractors, self.head] if isinstance(self.head, nn.ModuleList) else [self.extractors]
@@ -181,17 +181,17 @@ class Ensemble(nn.Module):
         return self.mesh.members.gather(_stack(parts, name), len(self))
 
     @property
-    def run(self) -> Execution:
-        return self._run
+    def execution(self) -> Execution:
+        return self._execution
 
-    @run.setter
-    def run(self, run: Execution) -> None:
-        if run not in get_args(Execution):
-            raise ValueError(f"run must be one of {', '.join(get_args(Execution))}; got {run!r}.")
-        if run == "vectorised":
+    @execution.setter
+    def execution(self, execution: Execution) -> None:
+        if execution not in get_args(Execution):
+            raise ValueError(f"execution must be one of {', '.join(get_args(Execution))}; got {execution!r}.")
+        if execution == "vectorised":
             for modules in self._of_members():
                 check_alike(self._here(modules))
-        self._run = run
+        self._execution = execution
 
     _temperature: float | None = None
 
@@ -217,7 +217,7 @@ class Ensemble(nn.Module):
         else:
             if self.layer is not None and in_between:
                 features = self.mesh.members.take(self.layer(self._all(features, "features")))
-            logits = self._all(execute(self._here(self.head), head_states, features, self.run), "logits")
+            logits = self._all(execute(self._here(self.head), head_states, features, self.execution), "logits")
         return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
 
     def features(self, x: Any) -> Tensor:
@@ -277,10 +277,10 @@ class Ensemble(nn.Module):
 
     def _shared_head(self, features: Tensor) -> Tensor:
         joint = any(isinstance(m, _BatchNorm) and m.training for m in self.head.modules())
-        if joint or self.run == "vectorised":
+        if joint or self.execution == "vectorised":
             logits: Tensor = self.head(features.flatten(0, 1)).unflatten(0, (len(self), -1))
             return logits
-        return _stack(execute([self.head] * len(self), None, features, self.run), "logits")
+        return _stack(execute([self.head] * len(self), None, features, self.execution), "logits")
 
     def member_log_probs(self, x: Any) -> Tensor:
         """Log-probabilities of each member, (n, B, C); in eval mode, without gradients."""

@@ -27,16 +27,16 @@ _BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {
 
 
 def execute(
-    modules: Sequence[nn.Module], states: Sequence[State] | None, inputs: Tensor | Sequence[Any], run: Execution
+    modules: Sequence[nn.Module], states: Sequence[State] | None, inputs: Tensor | Sequence[Any], execution: Execution
 ) -> Tensor | list[Tensor]:
     """Outputs of module i on input i, for all i: a stacked tensor if vectorised, else a list.
 
     `states` holds weights to use instead of the modules' own; None for their own.
     """
     states = [{} for _ in modules] if states is None else states
-    if run == "vectorised":
+    if execution == "vectorised":
         return _vectorised(modules, states, inputs)
-    call = _recomputed if run == "low_memory" and torch.is_grad_enabled() else _plain
+    call = _recomputed if execution == "low_memory" and torch.is_grad_enabled() else _plain
     return [call(module, state, x) for module, state, x in zip(modules, states, inputs, strict=True)]
 
 
@@ -53,16 +53,16 @@ def check_alike(modules: Sequence[nn.Module]) -> None:
         alike = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
         if not alike or not all(_alike(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
             raise ValueError(
-                f'run="vectorised" needs members of one architecture and settings; member {i} differs from member 0. '
-                'Use run="sequential".'
+                f'execution="vectorised" needs members of one architecture; member {i} differs from member 0. '
+                'Use execution="sequential".'
             )
     seen: dict[int, int] = {}
     for i, module in enumerate(modules):
         for tensor in (*module.parameters(), *module.buffers()):
             if seen.setdefault(id(tensor), i) != i:
                 raise ValueError(
-                    'run="vectorised" needs members that share no weights or buffers; members '
-                    f'{seen[id(tensor)]} and {i} do. Use run="sequential".'
+                    'execution="vectorised" needs members that share no weights or buffers; members '
+                    f'{seen[id(tensor)]} and {i} do. Use execution="sequential".'
                 )
 
 
@@ -154,7 +154,9 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     template = modules[0]
     modes = [[m.training for m in module.modules()] for module in modules]
     if any(mode != modes[0] for mode in modes):
-        raise ValueError('run="vectorised" needs all members in the same train or eval mode; use run="sequential".')
+        raise ValueError(
+            'execution="vectorised" needs all members in the same train or eval mode; use execution="sequential".'
+        )
     weights = _stacked([dict(m.named_parameters()) | s for m, s in zip(modules, states, strict=True)])
     buffers = _stacked([dict(m.named_buffers()) for m in modules])
     dims: dict[str, int | None] = dict.fromkeys(buffers, 0)
@@ -176,7 +178,9 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     except RuntimeError as error:
         if not any(word in str(error) for word in ("vmap", "atching rule", "functorch")):
             raise
-        raise ValueError(f'This module cannot be vectorised; use run="sequential". torch.func says: {error}') from error
+        raise ValueError(
+            f'This module cannot be vectorised; use execution="sequential". torch.func says: {error}'
+        ) from error
     with torch.no_grad():
         for i, module in enumerate(modules):
             for name, b in module.named_buffers():

@@ -16,15 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featureflock.core import kernels, priors, rules
+from featureflock.core import KERNELS, PRIORS, RULES
 from featureflock.ensemble.execution import own_attributes
+from featureflock.utils.registry import Registry
 
-_LAWS: dict[str, Any] = {
-    name: value
-    for module in (priors, kernels, rules)
-    for name, value in vars(module).items()
-    if dataclasses.is_dataclass(value) and not name.startswith("_")
-}
+_REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (PRIORS, KERNELS, RULES)}
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FUNCTIONS: dict[str, Any] = {
@@ -96,8 +92,11 @@ class ModuleEncoder:
             return ["dtype", str(value)]
         if isinstance(value, Tensor):
             return ["parameter" if isinstance(value, nn.Parameter) else "tensor", self.tensor(value, path)]
-        if _LAWS.get(kind.__name__) is kind:
-            return ["law", kind.__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for registry in _REGISTRIES.values():
+                if (name := registry.name_of(value)) is not None:
+                    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+                    return [registry.kind, name, self._value(fields, path)]
         if isinstance(value, type) and issubclass(value, nn.Module) and _is_live(value):
             return ["class", _class_name(value)]
         for name, function in _FUNCTIONS.items():
@@ -153,13 +152,21 @@ class ModuleDecoder:
             return self._tensors[content]
         if tag == "parameter":
             return self._parameter(content)
-        if tag == "law":
-            return _LAWS[content](**fields[0])
+        if tag in _REGISTRIES:
+            return self._registered(_REGISTRIES[tag], content)(**self._value(fields[0]))
         if tag == "class":
             return self._class(content)
         if tag == "function":
             return _FUNCTIONS[content]
         raise KeyError(tag)
+
+    def _registered(self, registry: Registry[Any], name: str) -> Any:
+        if name not in registry:
+            raise UnknownClassError(
+                f"The ensemble has a {registry.kind} {name!r}, which is not registered; import the module that "
+                "registers it, or build the ensemble with your code and call load(folder, into=ensemble)."
+            )
+        return registry[name]
 
     def _parameter(self, key: str) -> nn.Parameter:
         if key not in self._parameters:

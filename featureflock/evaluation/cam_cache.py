@@ -63,7 +63,7 @@ def map_pictures(predictor: Predictor, which: Which, chosen: list[EvaluationSet]
         found = maps_of(predictor, condition.load(condition.positions))
         parts.append(found._replace(positions=condition.positions[found.positions]))
         tick(len(condition.positions))
-    keep(predictor.run, _file(which), _identity(chosen), join_mesh(parts)._asdict())
+    keep(predictor.run, _file(which), _identity(chosen), concatenate_maps(parts)._asdict())
 
 
 def maps_of(predictor: Predictor, examples: Examples) -> CachedMaps:
@@ -74,10 +74,10 @@ def maps_of(predictor: Predictor, examples: Examples) -> CachedMaps:
         if len(batch.y):
             found = class_activation_maps(ens, setup.inputs(batch.x))
             parts.append(CachedMaps(found.maps.cpu(), found.classes.cpu(), positions))
-    return join_mesh(parts)
+    return concatenate_maps(parts)
 
 
-def join_mesh(parts: Sequence[CachedMaps]) -> CachedMaps:
+def concatenate_maps(parts: Sequence[CachedMaps]) -> CachedMaps:
     if not parts:
         raise OSError("None of the pictures could be read, so there are no class activation maps.")
     maps, classes, positions = zip(*parts, strict=True)

@@ -50,7 +50,7 @@ def class_activation_maps(
 ) -> Maps:
     """Grad-CAM of each member for each picture of a batch; in eval mode, whatever mode the ensemble is in.
 
-    Members are computed one after another, whatever `ens.run` is, and in the memory of one. Neither the weights nor
+    Members are computed one after another, for any `ens.execution`, and in the memory of one. Neither the weights nor
     their gradients change. The particle layer has no part in it, because it does nothing in eval mode.
 
     Args:

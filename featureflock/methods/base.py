@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.core.kernels import RBF, Kernel
-from featureflock.core.particles import ParticleLayer, Subspace
+from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import WGD, Rule
+from featureflock.core.transport import Subspace
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
 
@@ -48,7 +49,7 @@ class Method(ABC):
         members: int | None = None,
         seed: int = 0,
         train_size: int | None = None,
-        run: Execution = "sequential",
+        execution: Execution = "sequential",
     ) -> Ensemble:
         """A freshly initialised ensemble. PyTorch's global random numbers stay as they were.
 
@@ -57,7 +58,7 @@ class Method(ABC):
             members: how many; None for the paper's number, 10, or 1 where the method is about one network.
             seed: of the initial weights.
             train_size: N, the number of training points; only weight-WGD needs it.
-            run: how members are computed, as in `Ensemble`.
+            execution: how members are computed, as in `Ensemble`.
         """
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
@@ -72,7 +73,7 @@ class Method(ABC):
                 heads.append(make_head())
             torch.manual_seed(2**32 + seed)
             ens = self.assemble(extractors, heads, train_size)
-        ens.run = run
+        ens.execution = execution
         return ens
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from featureflock.core.particles import ParticleLayer
+from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import MAP
 from featureflock.ensemble.ensemble import Ensemble

@@ -34,7 +34,7 @@ class ComputeConfig:
     """Keep pictures as pixels with all their channels, which convolutions like; auto: where there are convolutions."""
     compile: Switch = "auto"
     """Compile the members with torch.compile, one graph for all; auto: if that pays for itself within the run."""
-    run: Execution = "sequential"
+    execution: Execution = "sequential"
     """Members one after another; all in one call; or with the activations of one member alive at a time."""
     mesh: MeshShape = MeshShape()
     """Processes that share the work; see docs/scaling.md."""
@@ -59,13 +59,13 @@ class ResolvedCompute:
     precision: str
     channels_last: bool
     compile: bool
-    run: Execution
+    execution: Execution
     threads: int
 
     def __str__(self) -> str:
         parts = [self.device, self.precision]
         parts += ["channels_last"] * self.channels_last + ["compiled"] * self.compile
-        parts += [self.run.replace("_", " ")] * (self.run != "sequential")
+        parts += [self.execution.replace("_", " ")] * (self.execution != "sequential")
         return ", ".join(parts + [f"{self.threads} thread{'s' * (self.threads > 1)}"] * (self.device == "cpu"))
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ResolvedCompute:
         ens.to(self.device)
         if self.channels_last:
             ens.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        ens.run = self.run
+        ens.execution = self.execution
         if self.compile:
             # Members have the same code, so the graph of the first serves all.
             options = _compiler_options(self)
@@ -108,18 +108,18 @@ def resolve_compute(
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
-    if engine.compile == "on" and engine.run != "sequential":
-        raise ValueError(f"--compile on and --run {engine.run} do not go together; leave one of them out.")
+    if engine.compile == "on" and engine.execution != "sequential":
+        raise ValueError(f"--compile on and --execution {engine.execution} do not go together; leave one of them out.")
     if engine.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    compilable = engine.run == "sequential" and can_compile(device)
+    compilable = engine.execution == "sequential" and can_compile(device)
     return ResolvedCompute(
         device=str(device),
         precision=precision,
         channels_last=engine.channels_last == "on" or (engine.channels_last == "auto" and convolutions),
         compile=engine.compile == "on"
         or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
-        run=engine.run,
+        execution=engine.execution,
         threads=torch.get_num_threads(),
     )
 

@@ -25,7 +25,7 @@ from featureflock.training.recipe import Recipe
 def best_processes(recipe: Recipe, engine: ComputeConfig) -> int:
     """How many processes would train fastest, where nothing was said of it."""
     processes = math.gcd(recipe.size, torch.get_num_threads())
-    said = launched_by_torchrun() or engine.mesh != MeshShape() or engine.run != "sequential"
+    said = launched_by_torchrun() or engine.mesh != MeshShape() or engine.execution != "sequential"
     if processes == 1 or said or engine.device not in ("auto", "cpu") or torch.cuda.is_available():
         return 1
     splits = recipe.splits()

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.core.particles import NonFiniteError
+from featureflock.core.transport import NonFiniteError
 from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun

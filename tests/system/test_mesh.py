@@ -72,7 +72,7 @@ class Case:
     extractor: Callable[[], nn.Module] = plain
     head: Callable[[], nn.Module] = head
     members: int = 5
-    run: Execution = "sequential"
+    execution: Execution = "sequential"
     steps: int = 20
 
     def trained(self, shape: tuple[int, int]) -> dict[str, Tensor]:
@@ -80,7 +80,9 @@ class Case:
         generator = torch.Generator().manual_seed(3)
         x, y = torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)
         method = self.method
-        ens = method.build(self.extractor, self.head, members=self.members, seed=1, train_size=40, run=self.run)
+        ens = method.build(
+            self.extractor, self.head, members=self.members, seed=1, train_size=40, execution=self.execution
+        )
         with join_mesh(MeshShape(*shape, timeout=60)) as mesh:
             ens.shard(mesh).train()
             optimisers = method.optimisers(ens, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
@@ -105,8 +107,8 @@ CASES = {
     "DICE": Case(DICE(ramp_epochs=1), ((2, 1),), normalised),
     "Single": Case(Single(), ((1, 2),), members=1),
     "no projection": Case(FeatureWGD(rank=None), ((2, 2),), steps=5),
-    "vectorised": Case(FeatureWGD(), ((2, 2),), run="vectorised", steps=5),
-    "low memory": Case(FunctionWGD(), ((2, 2),), run="low_memory", steps=5),
+    "vectorised": Case(FeatureWGD(), ((2, 2),), execution="vectorised", steps=5),
+    "low memory": Case(FunctionWGD(), ((2, 2),), execution="low_memory", steps=5),
 }
 STATISTICS = {
     "inputs": (Case(DeepEnsembles(), SHAPES, normalised_first, steps=5), "extractors.4.0"),

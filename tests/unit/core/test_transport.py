@@ -1,5 +1,6 @@
 """`transport` against the naive reference, closed forms, invariances and the authors' code."""
 
+import importlib
 import math
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import featureflock as ff
-from featureflock.core import particles
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "official_code.npz"
 RULES = {"WGD": ff.WGD(), "SVGD": ff.SVGD(), "SteinWGD": ff.SteinWGD()}
@@ -264,7 +264,7 @@ def test_a_member_with_tiny_gradients_still_counts_in_float32():
 def test_slices_do_not_show(rank, monkeypatch):
     h, g = draw(5, 101)
     whole = ff.transport(h, g, prior=ff.Cauchy(0.1), rank=rank)
-    monkeypatch.setattr(particles, "_SLICE_NUMBERS", 5 * 13)
+    monkeypatch.setattr(importlib.import_module("featureflock.core.transport"), "_SLICE_SIZE", 5 * 13)
     assert_close(ff.transport(h, g, prior=ff.Cauchy(0.1), rank=rank), whole)
     assert_close(ff.transport(h.T.contiguous().T, g.T.contiguous().T, prior=ff.Cauchy(0.1), rank=rank), whole)
 
@@ -299,7 +299,7 @@ def test_a_prior_and_a_kernel_of_your_own():
         (torch.zeros(3, 4).int(), torch.zeros(3, 4).int(), {}, "floating-point"),
         (torch.zeros(3, 4), torch.zeros(3, 4), {"rank": 4}, "rank=4 exceeds the 3 members"),
         (torch.zeros(3, 4), torch.zeros(3, 4), {"rank": 0}, "at least 1"),
-        (torch.zeros(3, 4), torch.zeros(3, 4), {"rank": 1.5}, "whole number"),
+        (torch.zeros(3, 4), torch.zeros(3, 4), {"rank": 1.5}, "integer"),
         (torch.zeros(3, 4), torch.zeros(3, 4), {"subspace": "largest"}, "dominant"),
         (torch.zeros(3, 4).index_fill(0, torch.tensor([1]), math.nan), torch.zeros(3, 4), {}, "member 1 contain NaN"),
         (torch.zeros(3, 4), torch.zeros(3, 4).fill_(math.inf), {"rank": 2}, "loglik_grad of members 0, 1, 2"),

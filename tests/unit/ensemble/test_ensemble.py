@@ -1,4 +1,4 @@
-"""Ensemble: what it computes, and that the four ways to run members agree."""
+"""Ensemble: what it computes, and that the three execution modes agree."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import featureflock as ff
 
 N, B, H, C = 4, 6, 5, 3
-RUNS = ("sequential", "vectorised", "low_memory")
+EXECUTIONS = ("sequential", "vectorised", "low_memory")
 
 
 class Net(nn.Module):
@@ -38,12 +38,12 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(B, 2, 4, 4, generator=generator), torch.arange(B) % C
 
 
-def build(at: str = "features", dropout: float = 0.0, run: str = "sequential") -> ff.Ensemble:
+def build(at: str = "features", dropout: float = 0.0, execution: str = "sequential") -> ff.Ensemble:
     torch.manual_seed(0)
     extractors = [Net(dropout) for _ in range(N)]
     heads = [nn.Linear(H, C) for _ in range(N)]
     layer = ff.ParticleLayer(ff.Cauchy(0.1), rank=3, count=100 if at == "weights" else None)
-    return ff.Ensemble(extractors, heads[0] if at == "features" else heads, layer, at=at, run=run)
+    return ff.Ensemble(extractors, heads[0] if at == "features" else heads, layer, at=at, execution=execution)
 
 
 def step(ens: ff.Ensemble) -> None:
@@ -136,16 +136,16 @@ def test_uncertainty_adds_up_and_is_never_negative():
 
 
 @pytest.mark.parametrize("at", ["features", "logits", "weights"])
-@pytest.mark.parametrize("run", ["vectorised", "low_memory"])
-def test_ways_to_run_members_agree(at, run):
-    one, other = build(at), build(at, run=run)
+@pytest.mark.parametrize("execution", ["vectorised", "low_memory"])
+def test_execution_modes_agree(at, execution):
+    one, other = build(at), build(at, execution=execution)
     optimisers = [torch.optim.SGD(e.parameters(), lr=0.1, momentum=0.9) for e in (one, other)]
     for _ in range(3):
         for ens, optimiser in zip((one, other), optimisers, strict=True):
             optimiser.zero_grad()
             step(ens)
             optimiser.step()
-    exact = {"rtol": 0, "atol": 0} if run == "low_memory" else {"rtol": 1e-3, "atol": 1e-5}
+    exact = {"rtol": 0, "atol": 0} if execution == "low_memory" else {"rtol": 1e-3, "atol": 1e-5}
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
         assert_close(b, a, **exact, msg=lambda m, name=name: f"{name}: {m}")
         assert_close(b.grad, a.grad, **exact)
@@ -157,7 +157,7 @@ def test_ways_to_run_members_agree(at, run):
 
 
 def test_running_statistics_belong_to_each_member():
-    ens = build(run="vectorised")
+    ens = build(execution="vectorised")
     step(ens)
     for member in ens.extractors:
         x = member.conv(data()[0])
@@ -169,10 +169,10 @@ def test_running_statistics_belong_to_each_member():
 def test_a_cumulative_average_of_statistics_is_right_for_each_member():
     """BatchNorm(momentum=None) turns a buffer into a Python number."""
     results = []
-    for run in RUNS:
+    for execution in EXECUTIONS:
         torch.manual_seed(0)
         members = [nn.Sequential(nn.Linear(2, H), nn.BatchNorm1d(H, momentum=None)) for _ in range(N)]
-        ens = ff.Ensemble(members, nn.Linear(H, C), run=run)
+        ens = ff.Ensemble(members, nn.Linear(H, C), execution=execution)
         for seed in range(3):
             x = torch.randn(B, 2, generator=torch.Generator().manual_seed(seed))
             ens(x)
@@ -185,10 +185,12 @@ def test_a_cumulative_average_of_statistics_is_right_for_each_member():
 def test_a_deep_shared_head_runs_all_three_ways(batch_norm):
     """With BatchNorm it sees all members as one batch, and its statistics move once."""
     results = []
-    for run in RUNS:
+    for execution in EXECUTIONS:
         torch.manual_seed(0)
         tail = [nn.Linear(H, 8), nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8), nn.ReLU(inplace=True)]
-        ens = ff.Ensemble([Net() for _ in range(N)], nn.Sequential(*tail, nn.Linear(8, C)), ff.ParticleLayer(), run=run)
+        ens = ff.Ensemble(
+            [Net() for _ in range(N)], nn.Sequential(*tail, nn.Linear(8, C)), ff.ParticleLayer(), execution=execution
+        )
         step(ens)
         results.append([p.grad for p in ens.parameters()] + list(ens.buffers()))
         if batch_norm:
@@ -201,8 +203,8 @@ def test_a_deep_shared_head_runs_all_three_ways(batch_norm):
 
 def test_low_memory_draws_the_same_dropout_masks():
     grads, buffers = [], []
-    for run in ("sequential", "low_memory"):
-        ens = build(dropout=0.5, run=run)
+    for execution in ("sequential", "low_memory"):
+        ens = build(dropout=0.5, execution=execution)
         ens.head = nn.Sequential(nn.Dropout(0.5), ens.head, nn.Dropout(0.5))
         torch.manual_seed(5)
         step(ens)
@@ -216,8 +218,8 @@ def test_low_memory_draws_the_same_dropout_masks():
 def test_low_memory_keeps_one_members_activations():
     """What autograd holds on to between forward and backward: nothing of a member's inside."""
 
-    def held(run: str) -> int:
-        ens, kept = build(run=run), {}
+    def held(execution: str) -> int:
+        ens, kept = build(execution=execution), {}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
             ens(data()[0])
         return sum(t.numel() for t in kept.values())
@@ -229,7 +231,7 @@ def test_low_memory_keeps_one_members_activations():
 def test_vectorised_dropout_differs_between_members():
     torch.manual_seed(0)
     member = Net(dropout=0.5)
-    ens = ff.Ensemble([copy.deepcopy(member) for _ in range(N)], nn.Linear(H, C), run="vectorised")
+    ens = ff.Ensemble([copy.deepcopy(member) for _ in range(N)], nn.Linear(H, C), execution="vectorised")
     h = ens.features(data()[0])
     assert not torch.allclose(h[0], h[1])
 
@@ -295,16 +297,18 @@ def share_a_norm() -> list[nn.Module]:
         (lambda: ff.Ensemble([Net(), Net()], [nn.Linear(H, C)]), "2 extractors need as many heads"),
         (lambda: ff.Ensemble([Net(), Net()], [nn.Linear(H, C)] * 2), "same head was given twice"),
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), at="loss"), "at must be"),
-        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), run="fast"), "run must be"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), execution="fast"), "execution must be"),
         (lambda: ff.Ensemble([Net()], [nn.Linear(H, C)], ff.ParticleLayer(), at="weights"), "count=N"),
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), ff.ParticleLayer(count=9), at="weights"), "head for each"),
         (
-            lambda: ff.Ensemble([nn.Linear(2, H), nn.Linear(2, H, bias=False)], nn.Linear(H, C), run="vectorised"),
-            "one architecture and settings; member 1 differs",
+            lambda: ff.Ensemble(
+                [nn.Linear(2, H), nn.Linear(2, H, bias=False)], nn.Linear(H, C), execution="vectorised"
+            ),
+            "one architecture; member 1 differs",
         ),
-        (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), run="vectorised"), "one architecture"),
-        (lambda: ff.Ensemble([Scaled(1.0), Scaled(5.0)], nn.Linear(H, C), run="vectorised"), "member 1 differs"),
-        (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), run="vectorised"), "members 0 and 1 do"),
+        (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), execution="vectorised"), "one architecture"),
+        (lambda: ff.Ensemble([Scaled(1.0), Scaled(5.0)], nn.Linear(H, C), execution="vectorised"), "member 1 differs"),
+        (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), execution="vectorised"), "members 0 and 1 do"),
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer), "must be a ParticleLayer"),
     ],
 )
@@ -314,7 +318,7 @@ def test_says_what_is_wrong(make, words):
 
 
 def test_vectorised_says_what_it_cannot_do():
-    ens = build(run="vectorised")
+    ens = build(execution="vectorised")
     ens.extractors[1].eval()
     with pytest.raises(ValueError, match="same train or eval mode"):
         ens(data()[0])
@@ -323,9 +327,9 @@ def test_vectorised_says_what_it_cannot_do():
         def forward(self, x):
             return super().forward(x) if self.bias.sum() > 0 else x
 
-    ens = ff.Ensemble([Branches(H, H), Branches(H, H)], nn.Linear(H, C), run="vectorised")
-    with pytest.raises(ValueError, match='cannot be vectorised; use run="sequential"'):
+    ens = ff.Ensemble([Branches(H, H), Branches(H, H)], nn.Linear(H, C), execution="vectorised")
+    with pytest.raises(ValueError, match='cannot be vectorised; use execution="sequential"'):
         ens(torch.randn(B, H))
-    ens = ff.Ensemble([nn.Sequential(nn.GRU(H, H)) for _ in range(2)], nn.Linear(H, C), run="vectorised")
-    with pytest.raises(ValueError, match='cannot be vectorised; use run="sequential"'):
+    ens = ff.Ensemble([nn.Sequential(nn.GRU(H, H)) for _ in range(2)], nn.Linear(H, C), execution="vectorised")
+    with pytest.raises(ValueError, match='cannot be vectorised; use execution="sequential"'):
         ens(torch.randn(B, H))

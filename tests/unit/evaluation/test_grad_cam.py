@@ -36,7 +36,7 @@ class Net(nn.Module):
         return self.rest(self.maps(x))
 
 
-def build(head: str = "own", layer: str | None = None, run: str = "sequential") -> ff.Ensemble:
+def build(head: str = "own", layer: str | None = None, execution: str = "sequential") -> ff.Ensemble:
     torch.manual_seed(0)
     extractors = [Net() for _ in range(N)]
     for e in extractors:
@@ -45,7 +45,7 @@ def build(head: str = "own", layer: str | None = None, run: str = "sequential") 
     heads = [nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, C)) for _ in range(N)]
     particles = None if layer is None else ff.ParticleLayer(rank=2, count=100 if layer == "weights" else None)
     return ff.Ensemble(
-        extractors, heads if head == "own" else heads[0], particles, at=layer or "features", run=run
+        extractors, heads if head == "own" else heads[0], particles, at=layer or "features", execution=execution
     ).double()
 
 
@@ -142,11 +142,11 @@ def test_members_and_pictures_are_independent():
     assert torch.equal(torch.cat([part.classes for part in one_by_one], 1), found.classes)
 
 
-@pytest.mark.parametrize("run", ["sequential", "vectorised", "low_memory"])
+@pytest.mark.parametrize("execution", ["sequential", "vectorised", "low_memory"])
 @pytest.mark.parametrize("layer", [None, "features", "logits", "weights"])
-def test_neither_the_layer_nor_the_way_to_run_matters(run, layer):
+def test_neither_the_layer_nor_the_execution_mode_matters(execution, layer):
     x = batch()
-    found = ev.class_activation_maps(build(layer=layer, run=run).train(), x)
+    found = ev.class_activation_maps(build(layer=layer, execution=execution).train(), x)
     assert torch.equal(found.maps, ev.class_activation_maps(build(), x).maps)
 
 

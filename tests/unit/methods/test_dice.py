@@ -245,14 +245,14 @@ def test_training_makes_members_less_redundant_and_no_worse():
     assert hits[1] > hits[0] - 0.01
 
 
-@pytest.mark.parametrize("run", ["vectorised", "low_memory"])
-def test_all_ways_to_run_members_give_the_same_gradients(run):
+@pytest.mark.parametrize("execution", ["vectorised", "low_memory"])
+def test_all_ways_to_run_members_give_the_same_gradients(execution):
     method = DICE(ramp_epochs=0.0)
     x, y = sample()
     gradients = []
     ens = trained().double()
-    for way in ("sequential", run):
-        ens.run = way
+    for way in ("sequential", execution):
+        ens.execution = way
         ens.zero_grad()
         torch.manual_seed(2)
         method.loss(ens, x.double(), y).backward()

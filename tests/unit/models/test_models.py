@@ -321,9 +321,9 @@ def ensemble(arch: models.ModelConfig, dtype: torch.dtype = torch.float32) -> ff
 @every_way
 def test_vectorised_is_as_sequential(arch):
     results = []
-    for run in ("sequential", "vectorised"):
+    for execution in ("sequential", "vectorised"):
         ens = ensemble(arch, torch.float64)
-        ens.run = run
+        ens.execution = execution
         logits = ens(images(dtype=torch.float64))
         logits.logsumexp(-1).mean().backward()
         results.append([logits, *[p.grad for p in ens.parameters()], *ens.buffers(), ens.predict(images().double())])

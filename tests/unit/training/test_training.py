@@ -162,7 +162,7 @@ def test_global_random_numbers_stay_as_they_were(tmp_path):
 
 @pytest.mark.parametrize(
     "engine",
-    [ComputeConfig(channels_last="off"), ComputeConfig(run="vectorised"), ComputeConfig(run="low_memory")],
+    [ComputeConfig(channels_last="off"), ComputeConfig(execution="vectorised"), ComputeConfig(execution="low_memory")],
     ids=repr,
 )
 def test_the_engine_changes_rounding_only(engine, tmp_path):

@@ -126,8 +126,8 @@ def test_wrong_devices_are_refused(tmp_path):
     for device in ("cuda:99", "abacus"):
         with pytest.raises(ValueError, match=f"The device {device} cannot be used here"):
             train(SHORT, tmp_path / "run", engine=ComputeConfig(device=device))
-    with pytest.raises(ValueError, match="--compile on and --run vectorised do not go together"):
-        train(SHORT, tmp_path / "run", engine=ComputeConfig(compile="on", run="vectorised"))
+    with pytest.raises(ValueError, match="--compile on and --execution vectorised do not go together"):
+        train(SHORT, tmp_path / "run", engine=ComputeConfig(compile="on", execution="vectorised"))
     assert not (tmp_path / "run").exists()
 
 
