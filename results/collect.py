@@ -1,0 +1,102 @@
+"""Prepare a file for results/ from the JSON that the commands write.
+
+    python results/collect.py study reproductions/laptop/rank.json results/laptop_rank.json --against "r = 5 of 10"
+    python results/collect.py evaluation featureflock-report/results.json results/cifar10_eight.json
+    python results/collect.py evaluation out/results.json results/two_views.json --against feature-MAP
+    python results/collect.py searches */tune-cifar10-laptop.json results/laptop_search.json
+
+study        adds paired differences vs further baselines
+evaluation   leaves out the scores of single corrupted test sets and the curves, which are most of the file; adds the
+             differences of feature-WGD vs another row, such as an ablation
+searches     merges several searches of `featureflock tune --reference` into one list of rows
+
+Then add the table to TABLES in write_tables.py.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from featureflock.evaluation.statistics import mean, paired_differences
+from featureflock.methods import DeepEnsembles
+from featureflock.utils.provenance import provenance
+
+RUN_FIELDS = ("folder", "method", "seed", "members", "summary", "recipe", "environment", "views")
+SEARCH_METRICS = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagreement")
+
+
+def study(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
+    """The study with the differences of its rows vs each baseline; pairs that were compared before are left out."""
+    values: dict[str, dict[int, dict[str, float]]] = {}
+    for run in results["runs"]:
+        shown = {key: run["numbers"][key] for key in results["rows"][0]["ours"]}
+        values.setdefault(run["title"], {})[run["seed"]] = shown
+    compared, against = [DeepEnsembles.title], {}
+    for baseline in baselines:
+        compared.append(baseline)
+        others = {title: by_seed for title, by_seed in values.items() if title not in compared}
+        against[baseline] = {title: paired_differences(own, values[baseline]) for title, own in others.items()}
+    return {**results, "against": against}
+
+
+def evaluation(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
+    """The evaluation without its largest parts, with the differences of feature-WGD vs a baseline."""
+    small = {**results, "runs": [{key: run[key] for key in RUN_FIELDS if key in run} for run in results["runs"]]}
+    if not baselines:
+        return small
+    (baseline,) = baselines
+    summaries = {run["folder"]: (run["seed"], run["summary"]) for run in results["runs"]}
+    by_seed = {group["title"]: dict(summaries[run] for run in group["runs"]) for group in results["settings"]}
+    compared = [
+        {**group, "against": baseline, "differences": paired_differences(by_seed[group["title"]], by_seed[baseline])}
+        for group in results["settings"]
+        if group["method"] == "feature-WGD"
+    ]
+    return {**small, "against_ablation": compared}
+
+
+def searches(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of all searches, Deep Ensembles first in each."""
+    rows = []
+    for results in sources:
+        recipe = results["runs"][0]["recipe"]
+        fitted: dict[str, list[float]] = {}
+        for run in results["runs"]:
+            fitted.setdefault(run["title"], []).append(run["train_accuracy"])
+        rows += [
+            {
+                "pictures": recipe["subset"],
+                "epochs": recipe["epochs"],
+                "batch": recipe["batch"],
+                "title": row["title"],
+                "seeds": row["ours"]["nll"]["seeds"],
+                "train_accuracy": mean(fitted[row["title"]]).mean,
+                "ours": {key: row["ours"][key] for key in SEARCH_METRICS},
+                "differences": {key: row["differences"][key] for key in SEARCH_METRICS}
+                if row.get("differences")
+                else None,
+            }
+            for row in sorted(results["rows"], key=lambda row: bool(row.get("differences")))
+        ]
+    return {"rows": rows, "provenance": provenance()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("study", "evaluation", "searches"), help="what wrote the files")
+    parser.add_argument("sources", nargs="+", type=Path, help="JSON files to read; one, except for searches")
+    parser.add_argument("target", type=Path, help="file to write")
+    parser.add_argument("--against", nargs="+", default=[], metavar="TITLE", help="rows to compare the others with")
+    args = parser.parse_args()
+    sources = [json.loads(source.read_text()) for source in args.sources]
+    if args.kind == "searches":
+        content = searches(sources)
+    else:
+        (source,) = sources
+        content = {"study": study, "evaluation": evaluation}[args.kind](source, args.against)
+    args.target.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

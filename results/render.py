@@ -1,0 +1,300 @@
+"""Markdown tables of the result files in this folder.
+
+Titles and number formats come from the metric registry. The files keep the words of the version that wrote them;
+`current_words` translates the labels among them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES
+from featureflock.evaluation.metrics.registry import Better, Metric
+from featureflock.report.paper_comparison import columns_of
+
+Numbers = Mapping[str, Any]
+
+COMPARISON = (
+    *("accuracy", "nll", "brier", "ece"),
+    *("corrupted_accuracy", "corrupted_nll", "corrupted_brier", "corrupted_ece"),
+)
+SEARCH = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagreement")
+ABLATION = "feature-MAP"
+MIN_SEEDS = 3
+"""Fewer seeds give no mark of significance."""
+WORDS = {
+    r"\bpictures a second\b": "images per second",
+    r"\bpicture(s?)\b": r"image\1",
+    r"\breckoned\b": "estimated",
+    r"\bproducts\b": "FLOPs",
+    r"\bshare of the machine's peak\b": "fraction of the machine's peak",
+    r"\bown work\b": "the method alone",
+    r"\btime a member\b": "time per member",
+    r"\btime over the ordinary loop\b": "speed relative to the ordinary loop",
+}
+"""Label in a file, as a regular expression -> label in the tables."""
+
+
+def current_words(text: str) -> str:
+    """Labels of an older version in the words of this one."""
+    for old, new in WORDS.items():
+        text = re.sub(old, new, text)
+    return text
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """A Markdown table whose columns are right-aligned, except for the first `text_columns`."""
+    rules = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rules, *rows))
+
+
+def evaluation(results: dict[str, Any]) -> str:
+    """Results of `featureflock evaluate`: the mean of each metric, then the differences vs Deep Ensembles."""
+    groups = results["settings"]
+    metrics = [_metric(key) for key in COMPARISON if any(key in group["metrics"] for group in groups)]
+    heads = ["Method", "Members", "Seeds", *map(_head, metrics)]
+    rows = [
+        [group["title"], str(group["members"]), str(len(group["seeds"])), *cells]
+        for group, cells in zip(groups, _means([group["metrics"] for group in groups], metrics), strict=True)
+    ]
+    if any("deep_ensemble_equivalent" in group for group in groups):
+        heads.append("DEE ↑")
+        for row, cell in zip(rows, _equivalents(groups), strict=True):
+            row.append(cell)
+    return "\n\n".join(
+        [markdown(heads, rows), _means_note(groups, results["conditions"]), *_differences(groups, metrics)]
+    )
+
+
+def views(results: dict[str, Any]) -> str:
+    """Results of an evaluation on data with two views: means, differences vs Deep Ensembles and vs feature-MAP."""
+    groups = results["settings"]
+    names = [name.removeprefix("only-") for name in results["conditions"] if name.startswith("only-")]
+    metrics = [_metric("accuracy"), *_view_metrics(*names)]
+    means = _means([group["metrics"] for group in groups], metrics)
+    rows = [[group["title"], *cells] for group, cells in zip(groups, means, strict=True)]
+    *_, ablation = _differences(results["against_ablation"], metrics)[:1]
+    return "\n\n".join(
+        [
+            markdown(["Method", *map(_head, metrics)], rows),
+            _means_note(groups, ()),
+            *_differences(groups, metrics),
+            ablation,
+            f"Paired differences vs {ABLATION}, in the same way: the effect of the repulsion.",
+        ]
+    )
+
+
+def study(results: dict[str, Any]) -> str:
+    """Results of `featureflock reproduce`: each row, its difference vs Deep Ensembles, and the paper's numbers."""
+    rows, lines = results["rows"], []
+    metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    for row, means in zip(rows, _means([row["ours"] for row in rows], metrics), strict=True):
+        lines.append([row["title"], str(row["members"]), *means])
+        if row.get("differences"):
+            cells = [_difference(metric, row["differences"].get(metric.key)) for metric in metrics]
+            lines.append([f"difference vs {row['against']}", "", *cells])
+        if row["paper"]:
+            lines.append(["paper", "", *(row["paper"].get(metric.key, "") for metric in metrics)])
+    parts = [markdown(["", "Members", *map(_head, metrics)], lines), _study_note(results, metrics)]
+    for baseline, others in results["against"].items():
+        heads = [f"difference vs {baseline}", *map(_head, metrics)]
+        found = [[title, *(_difference(m, numbers.get(m.key)) for m in metrics)] for title, numbers in others.items()]
+        parts.append(markdown(heads, found))
+    return "\n\n".join(parts)
+
+
+def searches(results: dict[str, Any]) -> str:
+    """Searches of `featureflock tune --reference`: Deep Ensembles, then each candidate's difference from them."""
+    metrics = [_metric(key) for key in SEARCH]
+    heads = ["images", "epochs", "batch", "", "seeds", "training accuracy, %", *(metric.title for metric in metrics)]
+    lines = []
+    for row in results["rows"]:
+        fitted = "" if row["train_accuracy"] is None else f"{100 * row['train_accuracy']:.1f}"
+        if row["differences"] is None:
+            cells = [metric.text(row["ours"][metric.key]["mean"]) for metric in metrics]
+        else:
+            cells = [_difference(metric, row["differences"][metric.key]) for metric in metrics]
+        about = (f"{row['pictures']:,}", row["epochs"], row["batch"], row["title"], row["seeds"], fitted)
+        lines.append([*map(str, about), *cells])
+    return markdown(heads, lines, text_columns=0)
+
+
+def training_runs(results: dict[str, Any]) -> str:
+    """Test scores of finished runs of `featureflock train`, by method."""
+    lines = [
+        [
+            method,
+            str(len(row["seeds"])),
+            *(f"{row[key]['mean']:.2f} ± {row[key]['sd']:.2f}" for key in ("accuracy", "member_accuracy")),
+            f"{row['nll']['mean']:.4f} ± {row['nll']['sd']:.4f}",
+        ]
+        for method, row in results["summary"].items()
+    ]
+    return markdown(["method", "seeds", "test accuracy, %", "member accuracy, %", "NLL"], lines)
+
+
+def demo(results: dict[str, Any]) -> str:
+    """Every score of the demo, and the differences of feature-WGD vs two others."""
+    seeds, scores, paired = results["settings"]["seeds"], results["scores"], results["feature-WGD minus"]
+    test_sets = list(scores["feature-WGD"])
+    means, differences = [], []
+    for key, title, digits in (
+        ("accuracy", "accuracy, %", 1),
+        ("nll", "NLL", 3),
+        ("disagreement", "disagreement, %", 1),
+    ):
+        means.append([title, *[""] * len(test_sets)])
+        for method, of in scores.items():
+            if not (key == "disagreement" and method == "Single"):
+                means.append([method, *(_plus_minus(of[t][key]["mean"], of[t][key]["sd"], digits) for t in test_sets)])
+    for key, title, digits in (("accuracy", "accuracy, %", 2), ("nll", "NLL", 3)):
+        differences.append([title, *[""] * len(test_sets)])
+        for method, of in paired.items():
+            cells = [f"{of[t][key]['mean']:+.{digits}f} ± {of[t][key]['ci95']:.{digits}f}" for t in test_sets]
+            differences.append([method, *cells])
+    return "\n\n".join(
+        [
+            f"Two-view digits: mean ± standard deviation over {seeds} seeds",
+            markdown(["", *test_sets], means),
+            "feature-WGD minus …: mean of the paired differences ± half of the 95 % confidence interval",
+            markdown(["", *test_sets], differences),
+        ]
+    )
+
+
+def demo_accuracy(results: dict[str, Any]) -> str:
+    """Accuracy of each method of the demo on each test set."""
+    test_sets = list(results["scores"]["feature-WGD"])
+    rows = [
+        [method, *(_plus_minus(of[t]["accuracy"]["mean"], of[t]["accuracy"]["sd"], 1) for t in test_sets)]
+        for method, of in results["scores"].items()
+    ]
+    return markdown(["accuracy, %", *test_sets], rows)
+
+
+def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[str]:
+    compared = [group for group in groups if group.get("differences")]
+    if not compared:
+        return []
+    metrics = [metric for metric in metrics if any(metric.key in group["differences"] for group in compared)]
+    rows = [
+        [g["title"], *(_difference(metric, g["differences"].get(metric.key)) for metric in metrics)] for g in compared
+    ]
+    (seeds,) = {difference["seeds"] for group in compared for difference in group["differences"].values()}
+    (baseline,) = {group["against"] for group in compared}
+    note = (
+        f"Mean of the paired differences vs {baseline} (same seed) over {seeds} seeds, with the 95 % confidence "
+        "interval (Student's t). ▲ significantly better, ▼ significantly worse: the interval excludes 0."
+    )
+    return [markdown([f"difference vs {baseline}", *map(_head, metrics)], rows), note]
+
+
+def _difference(metric: Metric, difference: Numbers | None) -> str:
+    if difference is None:
+        return "–"
+    text, low, high = metric.text(difference["mean"], sign=True), difference["low"], difference["high"]
+    if low is None:
+        return text
+    mark = ""
+    if metric.better and difference["seeds"] >= MIN_SEEDS and not low <= 0 <= high:
+        mark = " ▲" if (low > 0) == (metric.better == "higher") else " ▼"
+    return f"{text} [{metric.text(low)}, {metric.text(high)}]{mark}"
+
+
+def _means(groups: list[Numbers], metrics: list[Metric]) -> list[list[str]]:
+    """Mean ± standard deviation, the best of each column in bold; equal as printed is equally good."""
+    columns = []
+    for metric in metrics:
+        values = {k: group[metric.key]["mean"] for k, group in enumerate(groups) if metric.key in group}
+        best = ""
+        if metric.better and len(values) > 1:
+            best = metric.text((max if metric.better == "higher" else min)(values.values()))
+        cells = []
+        for k, group in enumerate(groups):
+            if k not in values:
+                cells.append("–")
+                continue
+            mean, sd = metric.text(values[k]), group[metric.key]["sd"]
+            cell = mean if sd is None else f"{mean} ± {metric.text(sd)}"
+            cells.append(f"**{cell}**" if mean == best else cell)
+        columns.append(cells)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _equivalents(groups: list[dict[str, Any]]) -> list[str]:
+    """Deep-ensemble equivalents; "more than 5" is the best, if there is one."""
+    values = [group.get("deep_ensemble_equivalent") for group in groups]
+    texts = [
+        "–" if value is None else value.replace("more than", ">") if isinstance(value, str) else f"{value:.1f}"
+        for value in values
+    ]
+    known = {text: float("inf") if text.startswith(">") else float(text) for text in texts if text != "–"}
+    best = max(known, key=lambda text: known[text], default="")
+    return [f"**{text}**" if text == best and len(known) > 1 else text for text in texts]
+
+
+def _means_note(groups: list[dict[str, Any]], test_sets: Iterable[str]) -> str:
+    (seeds,) = {len(group["seeds"]) for group in groups}
+    corrupted = [name for name in test_sets if name.rpartition("-")[0] in CORRUPTIONS]
+    every = len(CORRUPTIONS) * len(SEVERITIES)
+    note = f"Mean ± standard deviation over {seeds} seeds. The best are bold."
+    if 0 < len(corrupted) < every:
+        note += f" cA, cNLL, cBrier and cECE are means over {len(corrupted)} corrupted test sets, not over all {every}."
+    return note
+
+
+def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
+    seeds = max(numbers["seeds"] for row in results["rows"] for numbers in row["ours"].values())
+    corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
+    parts = [
+        f"Ours at the {results['scale']} scale, the paper's at its own."
+        if any(row["paper"] for row in results["rows"])
+        else "",
+        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples"
+        + (f" and on {results['corrupted_examples']:,} of each corrupted test set." if corrupted else "."),
+        "Differences are paired by seed, with the 95 % confidence interval"
+        + ("; ▲ significantly better, ▼ significantly worse." if seeds >= MIN_SEEDS else "."),
+        "The best of ours are bold.",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _view_metrics(first: str, second: str) -> list[Metric]:
+    def metric(key: str, title: str, format: str, better: Any = "") -> Metric:
+        return Metric(key, current_words(title), better, format, lambda run: None)
+
+    accuracies = [
+        metric(f"only_{view}_{key}", f"{title}only {view}, %", "percent:1", "higher")
+        for view in (first, second)
+        for key, title in (("accuracy", ""), ("best_member_accuracy", "best member, "))
+    ]
+    return [
+        *accuracies,
+        metric("covered_views", "views covered", "fixed:1"),
+        metric(f"{first}_share", f"contribution of {first}", "fixed:3"),
+        metric("view_difference_by_input", "difference by input", "fixed:3"),
+        metric("view_difference_on_average", "on average", "fixed:3"),
+    ]
+
+
+def _head(metric: Metric) -> str:
+    return f"{metric.title} {({'higher': '↑', 'lower': '↓'}).get(metric.better, '')}".strip()
+
+
+def _plus_minus(mean: float, sd: float, digits: int) -> str:
+    return f"{mean:.{digits}f} ± {sd:.{digits}f}"
+
+
+def _metric(key: str) -> Metric:
+    (column,) = columns_of([key])
+    better: Better = "higher" if column.better == "high" else "lower" if column.better == "low" else ""
+    group = (
+        "severity"
+        if "_at_severity_" in key
+        else "corrupted"
+        if key.startswith("corrupted_") and "map" not in key
+        else "clean"
+    )
+    form = f"{'percent' if column.percent else 'fixed'}:{column.digits}"
+    return Metric(key, column.title, better, form, lambda run: None, group=group)  # type: ignore[arg-type]

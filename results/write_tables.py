@@ -1,0 +1,132 @@
+"""Write the tables in README.md and docs/ from the JSON files in this folder.
+
+    python results/write_tables.py            rewrite every table
+    python results/write_tables.py --check    list the tables that differ from the files, and fail if there are any
+
+A page marks the place of a table by two comments, and the text between them is generated:
+
+    <!-- demo: from results/demo.json -->
+    <!-- end -->
+
+To publish a new result, put its JSON file here, add the two comments to a page and a line to TABLES.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "results"), str(ROOT / "benchmarks")]
+
+import render  # noqa: E402
+
+Render = Callable[[Any], str]
+
+
+class ResultTable(NamedTuple):
+    """One generated table."""
+
+    page: str
+    marker: str
+    results: str
+    """File name in results/."""
+    render: Render
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        start = re.escape(f"<!-- {self.marker}: from results/{self.results} -->\n")
+        return re.compile(f"(?<={start})(.*?)(?=<!-- end -->)", flags=re.S)
+
+    def text(self) -> str:
+        return self.render(json.loads((ROOT / "results" / self.results).read_text())).strip() + "\n"
+
+
+def benchmark(module: str, key: str = "rows") -> Render:
+    """The table that a script in benchmarks/ prints, from one entry of its JSON file."""
+    return lambda content: render.current_words(importlib.import_module(module).table(content[key]))
+
+
+TABLES = (
+    ResultTable("README.md", "demo", "demo.json", render.demo),
+    ResultTable("README.md", "cifar10-small", "cifar10_small.json", render.training_runs),
+    ResultTable("README.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
+    ResultTable("docs/decisions.md", "engine", "benchmark_engine.json", benchmark("engine")),
+    ResultTable("docs/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
+    ResultTable("docs/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
+    ResultTable("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
+    ResultTable("docs/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
+    ResultTable("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", benchmark("redundancy")),
+    ResultTable("docs/two_views.md", "two-views", "two_views.json", render.views),
+    ResultTable("docs/two_views.md", "dominoes", "dominoes.json", render.views),
+    ResultTable("docs/two_views.md", "dominoes-search", "dominoes_search.json", benchmark("search_views")),
+    ResultTable("docs/results.md", "tuning", "tuning_cifar10_laptop.json", render.study),
+    ResultTable("docs/results.md", "tuning-ranks", "tuning_cifar10_laptop_ranks.json", render.study),
+    ResultTable("docs/results.md", "laptop-search", "laptop_search.json", render.searches),
+    ResultTable("docs/results.md", "laptop-cifar10", "laptop_cifar10.json", render.study),
+    ResultTable("docs/results.md", "text-or-code", "laptop_text_or_code.json", render.study),
+    ResultTable("docs/results.md", "ensemble-size", "laptop_ensemble_size.json", render.study),
+    ResultTable("docs/results.md", "width", "laptop_width.json", render.study),
+    ResultTable("docs/results.md", "priors", "laptop_priors.json", render.study),
+    ResultTable("docs/results.md", "rank", "laptop_rank.json", render.study),
+    ResultTable("docs/results.md", "cam-similarity", "laptop_cam_similarity.json", render.study),
+    ResultTable("docs/results.md", "severity", "laptop_severity.json", render.study),
+    ResultTable("docs/results.md", "longer", "laptop_longer.json", render.study),
+    ResultTable("docs/speed.md", "to-accuracy", "to_accuracy.json", benchmark("to_accuracy")),
+    ResultTable("docs/speed.md", "bench", "bench.json", benchmark("measuring")),
+    ResultTable("docs/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
+    *(
+        ResultTable("docs/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key))
+        for name, module, key in (
+            ("counted", "communication", "counted"),
+            ("settings", "communication", "settings"),
+            ("times", "measuring", "times"),
+            ("on-paper", "communication", "on_paper"),
+        )
+    ),
+)
+
+
+def updated_pages() -> dict[str, str]:
+    """Every page with tables, its tables written anew."""
+    pages = {page: (ROOT / page).read_text() for page in dict.fromkeys(table.page for table in TABLES)}
+    for table in TABLES:
+        text, count = table.pattern.subn(lambda _, table=table: table.text(), pages[table.page])
+        if count != 1:
+            raise SystemExit(f"{table.page} must have one place for the table {table.marker}; it has {count}.")
+        pages[table.page] = text
+    return pages
+
+
+def outdated() -> list[str]:
+    """Markers of tables that differ from the files in results/."""
+    pages = {table.page: (ROOT / table.page).read_text() for table in TABLES}
+    return [table.marker for table in TABLES if table.pattern.findall(pages[table.page]) != [table.text()]]
+
+
+def unregistered() -> list[str]:
+    """Markers in the pages that have no line in TABLES."""
+    known = {table.marker for table in TABLES}
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    return [marker for marker in re.findall(r"<!-- ([\w-]+): from results/", text) if marker not in known]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a table differs from its file")
+    if parser.parse_args().check:
+        if wrong := [*outdated(), *unregistered()]:
+            sys.exit(f"Out of date: {', '.join(wrong)}. Run python results/write_tables.py.")
+        return
+    for page, text in updated_pages().items():
+        if text != (ROOT / page).read_text():
+            (ROOT / page).write_text(text)
+            print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""results/: files are collected, and tables written, with the right signs and marks."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from featureflock.evaluation.metrics.registry import Metric
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    return importlib.import_module
+
+
+def test_differences_vs_further_baselines_are_paired_by_seed(module):
+    """Ours minus the baseline's; with two seeds the half-width is 12.7062 · |d₀ − d₁| / 2."""
+    values = {"Deep Ensembles": (0.70, 0.71), "a": (0.60, 0.64), "b": (0.63, 0.65)}
+    runs = [
+        {"title": title, "seed": seed, "numbers": {"accuracy": value, "other": 0.0}}
+        for title, of in values.items()
+        for seed, value in enumerate(of)
+    ]
+    against = module("collect").study({"rows": [{"ours": {"accuracy": {}}}], "runs": runs}, ["a", "b"])["against"]
+    assert {title: list(rows) for title, rows in against.items()} == {"a": ["b"], "b": []}
+    assert against["a"]["b"].keys() == {"accuracy"}
+    difference = against["a"]["b"]["accuracy"]
+    assert difference["mean"] == pytest.approx(0.02)
+    assert difference["high"] == pytest.approx(0.02 + 12.7062 * 0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("better", "low", "high", "seeds", "mark"),
+    [
+        ("lower", 0.1, 0.3, 3, " ▼"),
+        ("higher", 0.1, 0.3, 3, " ▲"),
+        ("lower", -0.3, -0.1, 3, " ▲"),
+        ("lower", -0.1, 0.1, 3, ""),
+        ("lower", 0.1, 0.3, 2, ""),
+        ("", 0.1, 0.3, 3, ""),
+    ],
+)
+def test_only_significant_differences_of_three_seeds_are_marked(module, better, low, high, seeds, mark):
+    metric = Metric("nll", "NLL", better, "fixed:2", lambda run: None)
+    difference = {"mean": (low + high) / 2, "low": low, "high": high, "seeds": seeds}
+    text = module("render")._difference(metric, difference)
+    assert text.endswith("]" + mark)
+    assert text.startswith(metric.text((low + high) / 2, sign=True) + " [")
+
+
+def test_best_means_are_bold_in_the_direction_of_the_metric(module):
+    groups = [{"nll": {"mean": value, "sd": 0.1}} for value in (0.304, 0.299, 0.301)]
+    lower = module("render")._means(groups, [Metric("nll", "NLL", "lower", "fixed:2", lambda run: None)])
+    assert [cell.startswith("**") for (cell,) in lower] == [True, True, True]  # equal as printed
+    finer = module("render")._means(groups, [Metric("nll", "NLL", "higher", "fixed:3", lambda run: None)])
+    assert [cell.startswith("**") for (cell,) in finer] == [True, False, False]
