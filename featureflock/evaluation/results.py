@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
 from featureflock.utils.serialization import from_json, to_json
 
@@ -32,6 +33,11 @@ class TestSetScores:
     temperatures: list[float]
     """One for each half of each shuffle of the cross-validation."""
     examples: int
+
+    @property
+    def temperature_at_bound(self) -> bool:
+        """Whether a fitted temperature is at its bound, so that the calibrated NLL depends on the choice of bound."""
+        return any(temperature in BOUNDS for temperature in self.temperatures)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,17 @@ class ViewResults:
 
 
 @dataclass(frozen=True)
+class MapSimilarity:
+    """How similar the members' class activation maps are."""
+
+    similarity: float
+    """Cosine similarity, mean over pairs of members and images."""
+    empty: float
+    """Fraction of maps that are zero everywhere."""
+    images: int
+
+
+@dataclass(frozen=True)
 class RunResult:
     """Everything measured for one run."""
 
@@ -101,7 +118,7 @@ class RunResult:
     """raw and calibrated, mean over all corrupted test sets."""
     ood: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""
-    maps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    maps: dict[str, MapSimilarity] = field(default_factory=dict)
     """Similarity of class activation maps, by kind of test set (clean, corrupted)."""
     training: dict[str, Any] = field(default_factory=dict)
     """result.json of the run."""
@@ -109,6 +126,11 @@ class RunResult:
     """One entry per epoch."""
     recipe: dict[str, Any] = field(default_factory=dict)
     environment: list[dict[str, Any]] = field(default_factory=list)
+
+    def temperature_at_bound(self, metric: str = "nll") -> bool:
+        """Whether a temperature that the metric depends on is at its bound. Rely on `Metric.uncalibrated` then."""
+        corrupted = [part for sets in self.corrupted.values() for part in sets.values()]
+        return any(part.temperature_at_bound for part in (corrupted if "corrupted" in metric else [self.clean]))
 
 
 @dataclass(frozen=True)
@@ -128,6 +150,10 @@ class GroupResult:
     """Recipe fields, besides the method, in which the baseline differs."""
     differences: dict[str, PairedDifference] = field(default_factory=dict)
     deep_ensemble_equivalent: float | str | None = None
+    temperature_at_bound: bool = False
+    """Whether some run's temperature on the clean test set is at its bound; its calibrated NLL is not reliable then."""
+    corrupted_temperature_at_bound: bool = False
+    """The same for some corrupted test set."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +163,12 @@ class TestSetInfo:
     __test__ = False  # not a pytest class
 
     name: str
+    """clean; the view that is left, such as left; fog-3; or the OOD set, such as noise."""
     kind: str
     """clean, view, corrupted or ood."""
     examples: int
     source: str = ""
+    """Where it comes from, if that is worth a note."""
 
 
 @dataclass(frozen=True)

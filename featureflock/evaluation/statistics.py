@@ -3,8 +3,14 @@
     mean ± sd           x̄,  s = √(Σ (x_k − x̄)² / (m − 1))                        over m seeds
     paired difference   d_k = a_k − b_k for each seed k,    d̄ ± t_{0.975, m−1} · s_d / √m
 
-Runs of one seed start from the same initial weights and see the data in the same order, so what they have in common
-falls out of the difference. The interval is Student's, at 95 %; it needs at least two seeds.
+Runs of one seed start from the same initial weights and see the data in the same order, so the difference cancels what
+they share. The interval is Student's, at 95 %, and needs at least two seeds.
+
+There is no interval where all differences are equal, to rounding. A metric on a finite test set takes few values (an
+accuracy on B examples is a multiple of 1/B), so equal differences do not show that there is no noise, only that it is
+below the resolution of the metric: s_d = 0 would give an interval of width zero, which covers the true mean almost
+never. A difference is called significant if its interval excludes 0 and there are at least 3 seeds: two differences
+agree in sign by chance half of the time.
 """
 
 import math
@@ -14,25 +20,35 @@ from typing import NamedTuple
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
+SEEDS_FOR_SIGNIFICANCE = 3
+ROUNDING = 1e-12
+"""Relative to the values: differences closer than this are equal."""
 
 
 class SeedMean(NamedTuple):
-    """Over seeds."""
+    """Mean over seeds."""
 
     mean: float
     sd: float | None
-    """None for one seed."""
+    """Sample standard deviation; None for one seed."""
     seeds: int
 
 
 class PairedDifference(NamedTuple):
-    """Of a method from another, over the seeds that both have."""
+    """Mean difference between two methods over the seeds that both have."""
 
     mean: float
     low: float | None
     high: float | None
-    """The 95 % confidence interval; None for one seed."""
+    """95 % confidence interval; None for one seed, or if all differences are equal."""
     seeds: int
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether the interval excludes 0; None where that cannot be told: no interval, or fewer than 3 seeds."""
+        if self.low is None or self.high is None or self.seeds < SEEDS_FOR_SIGNIFICANCE:
+            return None
+        return self.low > 0 or self.high < 0
 
 
 def mean(values: Sequence[float]) -> SeedMean:
@@ -46,12 +62,13 @@ def mean(values: Sequence[float]) -> SeedMean:
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> PairedDifference | None:
-    """Ours less theirs, both by seed, over the seeds they share; None if they share none."""
+    """Ours minus theirs, both by seed, over the seeds they share; None if they share none."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
     centre, sd, m = mean([ours[seed] - theirs[seed] for seed in seeds])
-    if sd is None:
+    size = max(abs(value) for seed in seeds for value in (ours[seed], theirs[seed]))
+    if sd is None or sd <= ROUNDING * size:
         return PairedDifference(centre, None, None, m)
     half = float(stdtrit(m - 1, (1 + LEVEL) / 2)) * sd / math.sqrt(m)
     return PairedDifference(centre, centre - half, centre + half, m)
@@ -60,7 +77,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 def paired_differences(
     ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
 ) -> dict[str, dict[str, float | int | None]]:
-    """The same for every number that all runs have; both by seed, then by the number's name."""
+    """The paired difference of every metric that all runs have; both arguments by seed, then by metric."""
     summaries = [*ours.values(), *theirs.values()]
     keys = [key for key in summaries[0] if all(key in summary for summary in summaries)]
     found = {

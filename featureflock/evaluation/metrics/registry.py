@@ -1,16 +1,29 @@
 """The metric registry: summaries, tables, the page, `tune --by` and studies all read it.
 
-    METRICS.add("top2", Metric("top2", "Top-2, %", "higher", "percent:2", lambda run: top2_accuracy(run.clean)))
+    def top2(run: RunPredictions) -> float:
+        return hits(run.clean.log_probs, run.clean.labels, k=2)
 
-A metric is computed for each run and averaged over seeds. One whose value does not exist for a run, such as a corrupted
-metric without corrupted test sets, returns None.
+    METRICS.add("top2", Metric("top2", "Top-2, %", "higher", "percent:2", top2))
+
+A metric is computed for each run and averaged over seeds. `compute` returns None where the metric does not apply, such
+as a corrupted metric without corrupted test sets.
+
+A family is one entry for several numbers, such as the AUROC for each OOD set. Its key, title and meaning contain `{}`,
+`parts` lists what goes there, and `compute` takes the part as its second argument:
+
+    METRICS.add("auroc_{}", Metric("auroc_{}", "AUROC {}, %", "higher", "percent:1", auroc, parts=lambda run: run.ood))
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from featureflock.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from featureflock.evaluation.run_predictions import RunPredictions
 
 Better = Literal["higher", "lower", ""]
 Group = Literal["clean", "corrupted", "severity", "uncalibrated", "members", "views", "ood"]
@@ -29,12 +42,16 @@ class Metric:
     """Which direction is better; empty if neither is."""
     format: str
     """Number of digits as "fixed:4", or of a percentage as "percent:2"."""
-    compute: Callable[[Any], float | None]
-    """From a run's measured predictions to the value; None where it does not apply."""
+    compute: Callable[..., float | None]
+    """From a run's predictions to the value; None where it does not apply."""
     meaning: str = ""
     """One phrase for the tooltip and the docs."""
     group: Group = "clean"
     """Which table it belongs to."""
+    parts: Callable[["RunPredictions"], Iterable[str]] | None = None
+    """For a family: what `{}` stands for in a run."""
+    uncalibrated: str = ""
+    """Key of the same metric before temperature scaling, to rely on where the temperature is at its bound."""
 
     @property
     def percent(self) -> bool:
@@ -52,5 +69,42 @@ class Metric:
             text = text.lstrip("+-")
         return text.replace("-", MINUS)
 
+    def part(self, name: str) -> "Metric":
+        """The member of a family for one part."""
+        texts = {field: getattr(self, field).replace("{}", name) for field in ("key", "title", "meaning")}
+        return replace(self, **texts, compute=partial(_of_part, self.compute, name), parts=None)
+
 
 METRICS: Registry[Metric] = Registry("metric")
+
+
+def find_metric(key: str) -> Metric:
+    """The metric with this key. A member of a family has its part in place of `{}`: `auroc_noise`."""
+    if key in METRICS and METRICS[key].parts is None:
+        return METRICS[key]
+    matches = [
+        (len(family.key), family, match[1])
+        for family in METRICS.values()
+        if family.parts is not None
+        and (match := re.fullmatch(re.escape(family.key).replace(re.escape("{}"), "(.+)"), key))
+    ]
+    if not matches:
+        return METRICS[key]  # raises, with suggestions
+    _, family, part = max(matches, key=lambda match: match[0])
+    return family.part(part)
+
+
+def summarise(run: "RunPredictions") -> dict[str, float]:
+    """The value of every metric that applies to a run, by key, in the order of the registry."""
+    summary = {}
+    for metric in METRICS.values():
+        each = [metric] if metric.parts is None else [metric.part(name) for name in metric.parts(run)]
+        for one in each:
+            value = one.compute(run)
+            if value is not None:
+                summary[one.key] = value
+    return summary
+
+
+def _of_part(compute: Callable[..., float | None], name: str, run: "RunPredictions") -> float | None:
+    return compute(run, name)

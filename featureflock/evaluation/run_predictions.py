@@ -1,0 +1,222 @@
+"""A run's predictions on all test sets, and the numbers derived from them: the argument of `Metric.compute`.
+
+    run.clean.log_probs       (n, B, C) log-probabilities of the members; also .labels, .scores
+    run.corrupted["fog"]["3"] the same for a corrupted test set; also run.views["left"] and run.ood["noise"]
+    run.details.diversity     what is computed on the clean test set only
+
+Each number is computed once. Predictions on corrupted and OOD sets are loaded when they are used and not held.
+
+Shapes: n members, B examples, C classes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
+from featureflock.evaluation.diversity import member_diversity
+from featureflock.evaluation.grad_cam import cam_similarity, empty_share
+from featureflock.evaluation.metrics.classification import (
+    Reliability,
+    average,
+    mean_scores,
+    member_accuracy,
+    reliability,
+    risk_coverage,
+    scores,
+)
+from featureflock.evaluation.metrics.classification import Scores as ScoreTuple
+from featureflock.evaluation.ood import out_of_distribution
+from featureflock.evaluation.results import (
+    CleanDetails,
+    MapSimilarity,
+    ReliabilityCurve,
+    Scores,
+    SingleViewScores,
+    TestSetScores,
+    ViewResults,
+)
+from featureflock.evaluation.views import (
+    covered_views,
+    first_view_share,
+    view_difference_by_input,
+    view_difference_on_average,
+)
+
+SUBSETS_PER_SIZE = 5
+"""Sub-ensembles that are averaged for each size."""
+CURVE_POINTS = 50
+"""Points of a risk-coverage curve."""
+
+
+class SetPredictions:
+    """Predictions on one test set.
+
+    Args:
+        load: returns log-probabilities (n, B, C) and labels (B,).
+        hold: keep the predictions in memory after they were first used.
+    """
+
+    def __init__(self, load: Callable[[], tuple[Tensor, Tensor]], hold: bool = False) -> None:
+        self._load, self._hold = load, hold
+        self._loaded: tuple[Tensor, Tensor] | None = None
+
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (n, B, C) and labels (B,), together."""
+        loaded = self._load() if self._loaded is None else self._loaded
+        if self._hold:
+            self._loaded = loaded
+        return loaded
+
+    @property
+    def log_probs(self) -> Tensor:
+        """(n, B, C)."""
+        return self.load()[0]
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,)."""
+        return self.load()[1]
+
+    @cached_property
+    def scores(self) -> TestSetScores:
+        """Scores of the ensemble, raw and after temperature scaling with test-time cross-validation."""
+        log_probs, labels = self.load()
+        log_p = average(log_probs)
+        found = calibrated(log_p, labels)
+        return TestSetScores(
+            calibrated=found.scores._asdict(),
+            raw=scores(log_p, labels)._asdict(),
+            temperatures=list(found.temperatures),
+            examples=len(labels),
+        )
+
+
+@dataclass(eq=False)
+class RunPredictions:
+    """Predictions of one run."""
+
+    clean: SetPredictions
+    views: Mapping[str, SetPredictions] = field(default_factory=dict)
+    """By the only view that is left."""
+    corrupted: Mapping[str, Mapping[str, SetPredictions]] = field(default_factory=dict)
+    """By corruption, then by severity."""
+    ood: Mapping[str, SetPredictions] = field(default_factory=dict)
+    """By OOD set; their labels mean nothing."""
+    maps: Mapping[str, Tensor] = field(default_factory=dict)
+    """Class activation maps (n, B, h, w) of some images, by kind of test set: clean, corrupted."""
+
+    @property
+    def severities(self) -> list[str]:
+        return sorted({severity for by_severity in self.corrupted.values() for severity in by_severity})
+
+    @cached_property
+    def corrupted_scores(self) -> dict[str, dict[str, TestSetScores]]:
+        """By corruption, then by severity."""
+        return {name: {s: part.scores for s, part in sets.items()} for name, sets in self.corrupted.items()}
+
+    @cached_property
+    def corrupted_mean(self) -> dict[str, Scores]:
+        """raw and calibrated, mean over all corrupted test sets; empty if there are none."""
+        sets = [part for by_severity in self.corrupted_scores.values() for part in by_severity.values()]
+        if not sets:
+            return {}
+        return {
+            "calibrated": mean_scores([ScoreTuple(**part.calibrated) for part in sets])._asdict(),
+            "raw": mean_scores([ScoreTuple(**part.raw) for part in sets])._asdict(),
+        }
+
+    @cached_property
+    def details(self) -> CleanDetails:
+        """What is computed on the clean test set only."""
+        log_probs, y = self.clean.load()
+        log_p, probs = average(log_probs), log_probs.double().exp()
+        temperature = fit_temperature(log_p, y)
+        return CleanDetails(
+            temperature=temperature,
+            member_accuracy=member_accuracy(probs, y),
+            reliability={
+                "raw": _curve(reliability(log_p.exp(), y)),
+                "calibrated": _curve(reliability(tempered(log_p, temperature).exp(), y)),
+            },
+            risk_coverage=_risk_coverage(log_p.exp(), y),
+            by_size=_by_size(log_probs, y, self.clean.scores),
+            diversity=member_diversity(probs)._asdict() if len(probs) > 1 else {},
+        )
+
+    @cached_property
+    def view_results(self) -> ViewResults | None:
+        """Which view drives the members; None for data without views."""
+        if not self.views:
+            return None
+        loaded = {name: part.load() for name, part in self.views.items()}
+        only = {
+            name: SingleViewScores(
+                raw=scores(average(log_probs), y)._asdict(),
+                member_accuracy=member_accuracy(log_probs.double().exp(), y),
+            )
+            for name, (log_probs, y) in loaded.items()
+        }
+        log_probs, classes = self.clean.log_probs, self.clean.log_probs.shape[-1]
+        by_view = [part.member_accuracy for part in only.values()]
+        covered = covered_views(self.details.member_accuracy, by_view, classes)
+        if len(only) != 2:
+            return ViewResults(only, 1 / classes, covered)
+        share_nb = first_view_share(log_probs, *(part for part, _ in loaded.values()))
+        return ViewResults(
+            only,
+            1 / classes,
+            covered,
+            member_share=share_nb.mean(1).tolist(),
+            difference_by_input=view_difference_by_input(share_nb),
+            difference_on_average=view_difference_on_average(share_nb),
+        )
+
+    @cached_property
+    def ood_detection(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""
+        if not self.ood:
+            return {}
+        clean = self.clean.log_probs.double().exp()
+        detections = {name: out_of_distribution(clean, s.log_probs.double().exp()) for name, s in self.ood.items()}
+        return {
+            name: {measure: part._asdict() for measure, part in found._asdict().items()}
+            for name, found in detections.items()
+        }
+
+    @cached_property
+    def map_similarity(self) -> dict[str, MapSimilarity]:
+        """By kind of test set; empty for one member."""
+        return {
+            kind: MapSimilarity(cam_similarity(maps), empty_share(maps), maps.shape[1])
+            for kind, maps in self.maps.items()
+            if len(maps) > 1
+        }
+
+
+def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, Scores]:
+    """Calibrated scores of sub-ensembles of neighbouring members in a circle, mean over up to 5 starting points."""
+    n = len(log_probs_nbc)
+    starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
+    sizes = {}
+    for size in range(1, n):
+        subsets = ([(start + i) % n for i in range(size)] for start in starts)
+        found = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
+        sizes[str(size)] = mean_scores(found)._asdict()
+    return {**sizes, str(n): all_members.calibrated}
+
+
+def _risk_coverage(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """The curve at evenly spaced points."""
+    curve = risk_coverage(probs, labels)
+    points = torch.linspace(0, len(labels) - 1, min(CURVE_POINTS, len(labels))).round().long()
+    return {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()}
+
+
+def _curve(r: Reliability) -> ReliabilityCurve:
+    """As lists; NaN, for empty bins, becomes None, because JSON has no NaN."""
+    confidence, accuracy = ([None if x != x else x for x in part.tolist()] for part in (r.confidence, r.accuracy))
+    return ReliabilityCurve(r.edges.tolist(), r.count.tolist(), confidence, accuracy)
