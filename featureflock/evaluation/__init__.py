@@ -11,7 +11,7 @@ from featureflock.evaluation.diversity import (
     mutual_information,
     predictive_variance,
 )
-from featureflock.evaluation.evaluate_runs import Evaluation, evaluate
+from featureflock.evaluation.evaluate_runs import Evaluation, cache_predictions, evaluate
 from featureflock.evaluation.grad_cam import (
     Maps,
     cam_similarity,
@@ -63,6 +63,7 @@ __all__ = [
     "aurc",
     "average",
     "brier",
+    "cache_predictions",
     "calibrate",
     "calibrated",
     "cam_grid",

@@ -71,19 +71,10 @@ def evaluate(
     """
     if not runs:
         raise ValueError("Give at least one run to evaluate.")
-    trained = [read_run(folder) for folder in runs]
-    rows = settings(trained)
-    splits, name = _splits(trained, data)
-    conditions = [
-        test_sets.clean(splits, protocol),
-        *test_sets.single_views(splits, protocol),
-        *test_sets.corrupted(splits, name, protocol, say),
-        *test_sets.unfamiliar(splits, name, protocol),
-    ]
-    mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
-    names = _names(trained)
-    predictors = {names[str(run)]: Predictor(run, engine) for run in trained}
-    _carry_out(_missing(predictors, conditions, mapped), progress)
+    work = _prepare(runs, protocol, data, engine, say)
+    trained, splits, name, conditions, mapped = work.runs, work.splits, work.name, work.conditions, work.mapped
+    rows, names = work.rows, work.names
+    _carry_out(work.missing(), progress)
     say(f"Computing metrics of {len(trained)} run{'s' * (len(trained) > 1)} on {len(conditions)} test sets.")
     measured = {str(run): measure_run(run, names[str(run)], conditions, mapped) for run in trained}
     entries = list(measured.values())
@@ -106,6 +97,55 @@ def evaluate(
         "provenance": provenance(),
     }
     return Evaluation(results, rows, splits, conditions, mapped)
+
+
+def cache_predictions(
+    runs: Sequence[Path | str],
+    protocol: EvaluationProtocol = EvaluationProtocol(),
+    *,
+    engine: ComputeConfig = ComputeConfig(),
+    progress: EvaluationProgress = lambda done, total, what: None,
+) -> None:
+    """Compute the predictions and maps that `evaluate` with the same arguments needs, and no metrics."""
+    _carry_out(_prepare(runs, protocol, None, engine, lambda text: None).missing(), progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """Runs and test sets of an evaluation."""
+
+    runs: list[TrainedRun]
+    rows: list[RunGroup]
+    names: dict[str, str]
+    splits: Splits
+    name: str
+    conditions: list[EvaluationSet]
+    mapped: dict[Which, list[EvaluationSet]]
+    engine: ComputeConfig
+
+    def missing(self) -> "list[_Job]":
+        predictors = {self.names[str(run)]: Predictor(run, self.engine) for run in self.runs}
+        return _missing(predictors, self.conditions, self.mapped)
+
+
+def _prepare(
+    runs: Sequence[Path | str],
+    protocol: EvaluationProtocol,
+    data: DataSet | None,
+    engine: ComputeConfig,
+    say: Callable[[str], None],
+) -> _Prepared:
+    trained = [read_run(folder) for folder in runs]
+    rows = settings(trained)
+    splits, name = _splits(trained, data)
+    conditions = [
+        test_sets.clean(splits, protocol),
+        *test_sets.single_views(splits, protocol),
+        *test_sets.corrupted(splits, name, protocol, say),
+        *test_sets.unfamiliar(splits, name, protocol),
+    ]
+    mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
+    return _Prepared(trained, rows, _names(trained), splits, name, conditions, mapped, engine)
 
 
 def _names(runs: list[TrainedRun]) -> dict[str, str]:

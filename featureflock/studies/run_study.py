@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featureflock.data import DataSet
-from featureflock.evaluation import Evaluation, evaluate, mean
+from featureflock.evaluation import Evaluation, cache_predictions, evaluate, mean
 from featureflock.evaluation.evaluate_runs import EvaluationProgress
 from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
@@ -117,7 +117,7 @@ def reproduce(
                 say("Another worker is training it.")
                 continue
         if cell in own:  # predictions are kept beside the run, for whoever makes the table
-            evaluate([cell.folder], study.protocol(scale), engine=engine)
+            cache_predictions([cell.folder], study.protocol(scale), engine=engine)
     left = [cell for cell in runs if not cell.is_finished]
     if left:
         return StudyStatus(everything, left)
