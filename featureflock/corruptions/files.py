@@ -22,7 +22,7 @@ from torch import Tensor
 
 from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, Name, known
 from featureflock.corruptions.images import Bytes
-from featureflock.data.examples import Scale, TensorExamples
+from featureflock.data.examples import Normalisation, TensorExamples
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
 
@@ -62,10 +62,10 @@ class CorruptedSet:
         block = self.severities.index(severity)
         return array[block * count : (block + 1) * count]
 
-    def examples(self, corruption: str, severity: int, scale: Scale | None = None) -> TensorExamples:
+    def examples(self, corruption: str, severity: int, normalisation: Normalisation | None = None) -> TensorExamples:
         """The same in memory, to be measured on."""
         x = torch.from_numpy(np.array(self.pictures(corruption, severity))).permute(0, 3, 1, 2)
-        return TensorExamples(x, self.labels, scale=scale)
+        return TensorExamples(x, self.labels, normalisation=normalisation)
 
 
 def open_set(folder: Path) -> CorruptedSet:

@@ -15,6 +15,7 @@ import numpy as np
 
 from featureflock.corruptions.images import Bytes, ImageRandom
 from featureflock.corruptions.plasma import plasma
+from featureflock.data.rng import Stream
 
 PACKAGE = "torch-uncertainty-assets"
 _FILES = ("frost1.jpg", "frost2.jpg", "frost2.jpg", "frost3.jpg", "frost4.jpg")
@@ -26,7 +27,6 @@ _LIKENESS = (  # height, width, mean of red, green and blue, deviation: of the p
     (99, 132, (112, 123, 135), 43),
 )
 _SHRUNK = 0.2
-_TEXTURE_KEY = 0xF205
 _DECAY = 1.05
 """Neighbouring pixels then differ as much as in the photographs."""
 
@@ -68,7 +68,7 @@ def _photographs() -> tuple[Path, ...] | None:
 
 
 def _texture(k: int, height: int, width: int, mean: tuple[int, int, int], deviation: int) -> Bytes:
-    chance = ImageRandom(np.array([k]), (_TEXTURE_KEY,))
+    chance = ImageRandom(np.array([k]), (Stream.FROST_TEXTURE,))
     ridges = -np.abs(2 * plasma(chance, max(height, width), _DECAY)[0, :height, :width] - 1)
     ridges = (ridges - ridges.mean()) / ridges.std()
     texture: Bytes = np.clip(np.array(mean) + deviation * ridges[..., None], 0, 255).astype(np.uint8)

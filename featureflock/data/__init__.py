@@ -1,23 +1,25 @@
-"""Data sets: where they come from, how they are kept, and how batches are made of them."""
+"""Data sets: download and cache, splits, batches and augmentation."""
 
 from featureflock.data.augment import EpochKey, crop_and_flip
-from featureflock.data.examples import Batch, Examples, Scale, TensorExamples, content_digest
+from featureflock.data.examples import Batch, Examples, Normalisation, TensorExamples, content_digest
 from featureflock.data.input_format import InputFormat
-from featureflock.data.rng import permutation, random_bits
-from featureflock.data.sets.dominoes import Dominoes
-from featureflock.data.sets.sets import (
+from featureflock.data.rng import Stream, permutation, random_bits
+from featureflock.data.sets import (
     CIFAR10,
     CIFAR100,
+    DATA_SETS,
     MNIST,
     CustomData,
     DataSet,
     Digits,
+    Dominoes,
     FashionMNIST,
     HeldOut,
     ImageFolder,
     Splits,
+    TwoViewDigits,
+    two_view_digits,
 )
-from featureflock.data.sets.two_view_digits import TwoViewDigits, two_view_digits
 from featureflock.data.sources.fetch import get
 from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
 from featureflock.data.views import View, only_view
@@ -25,6 +27,7 @@ from featureflock.data.views import View, only_view
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "DATA_SETS",
     "MNIST",
     "Batch",
     "CustomData",
@@ -38,8 +41,9 @@ __all__ = [
     "HeldOut",
     "ImageFolder",
     "InputFormat",
-    "Scale",
+    "Normalisation",
     "Splits",
+    "Stream",
     "StreamedExamples",
     "TensorExamples",
     "TwoViewDigits",

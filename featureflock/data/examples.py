@@ -1,9 +1,8 @@
-"""Examples to learn from: inputs with labels, of which a loop asks batches by their positions.
+"""Labelled examples that a training loop reads in batches, by position.
 
-In memory (`InMemory`), pictures stay the bytes that they are, and a batch is cut out, augmented and normalised whole,
-on the device. Otherwise (`Streamed`) worker processes read one example at a time: files, or a torch Dataset of one's
-own. Every example keeps its index in the whole training set, so that its augmentation does not depend on what else
-is used.
+`TensorExamples` holds all inputs in memory: images stay uint8, and a batch is gathered, augmented and normalised as a
+whole on the device. `StreamedExamples` reads one example at a time in worker processes: image files, or any torch
+Dataset. Every example keeps its index in the full training set, so its augmentation does not depend on the subset used.
 
 Shapes: N examples, B of them in a batch.
 """
@@ -25,11 +24,11 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     unreadable: tuple[str, ...] = ()
-    """Examples that could not be read and are missing from the batch, in words."""
+    """Name and error of each example that could not be read and is missing from the batch."""
 
 
 class Examples(ABC):
-    """Labels (N,) int64 and indices (N,) in the whole set, on the CPU; inputs as batches."""
+    """Labels (N,) int64 and indices (N,) into the full set, both on the CPU; inputs are read as batches."""
 
     labels: Tensor
     indices: Tensor
@@ -40,82 +39,82 @@ class Examples(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one input: (C, H, W) for pictures."""
+        """Shape of one input: (C, H, W) for images."""
 
     @abstractmethod
     def select(self, positions: Tensor) -> Self:
-        """Only the examples at these positions."""
+        """Return only the examples at these positions."""
 
     @abstractmethod
-    def batches(self, order: Sequence[Tensor], device: torch.device, draw: EpochKey | None = None) -> Iterator[Batch]:
-        """One batch for each tensor of positions; augmented if `draw` is given."""
+    def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
+        """Yield one batch for each tensor of positions, augmented if `key` is given."""
 
     @abstractmethod
     def digest(self) -> str:
-        """What tells whether two sets of examples are the same, wherever they lie."""
+        """Return a digest of the content, equal for equal examples on any machine."""
 
     def identity(self) -> str:
-        """What tells whether a network sees the same numbers and labels as before: stricter than `digest`."""
+        """Return a digest of exactly what a network sees, normalisation included: the key of cached predictions."""
         return self.digest()
 
 
 @dataclass(frozen=True)
-class Scale:
-    """(x − mean) / deviation for each channel, in the units of x.
+class Normalisation:
+    """(x − mean) / std for each channel, in the units of x.
 
-    One number for each of C channels; or k of them, k · C in all, for pictures of k parts of the same height: first
-    those of all channels of the uppermost part.
+    `mean` and `std` have one number for each of C channels. With k · C numbers the image is divided into k parts of
+    equal height, listed from top to bottom, each with its own C numbers.
     """
 
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def for_bytes(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
+        """Normalise uint8 images by the published mean and std of pixels in [0, 1]."""
+        return cls(tuple(255 * m for m in mean), tuple(255 * s for s in std))
 
     def __call__(self, x: Tensor) -> Tensor:
         shape = tuple(x.shape[1:])
-        mean, deviation = (_spread(v, shape).to(x.device, non_blocking=True) for v in (self.mean, self.deviation))
-        factor = 1 / deviation
+        mean, std = (_broadcastable(v, shape).to(x.device, non_blocking=True) for v in (self.mean, self.std))
+        factor = 1 / std
         return x.float().mul(factor).sub_(mean * factor)
 
-    def zero(self, shape: tuple[int, ...]) -> Tensor:
-        """The input (C, …) that becomes all zeros."""
-        return _spread(self.mean, shape).expand(shape)
+    def mean_input(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the input (C, …) that is normalised to zeros."""
+        return _broadcastable(self.mean, shape).expand(shape)
 
-    def above(self, other: "Scale") -> "Scale":
-        """For pictures whose upper half is scaled by this one and whose lower half by another."""
-        return Scale((*self.mean, *other.mean), (*self.deviation, *other.deviation))
+    def above(self, other: "Normalisation") -> "Normalisation":
+        """Return the normalisation of images whose upper half uses this one and whose lower half uses `other`."""
+        return Normalisation((*self.mean, *other.mean), (*self.std, *other.std))
 
 
-def _spread(values: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
-    """One number for each channel as (C, 1, …), or for each channel and row (C, H, 1), where parts differ."""
+def _broadcastable(values: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
+    """Arrange values as (C, 1, …), or as (C, H, 1) if parts of the image differ."""
     channels, *size = shape
     parts = len(values) // channels if size else 1
     if parts <= 1:
         return torch.tensor(values).view(-1, *(1,) * len(size))
     if parts * channels != len(values) or size[0] % parts:
-        raise ValueError(f"A scale of {len(values)} numbers does not fit inputs of shape {shape}.")
+        raise ValueError(f"A normalisation of {len(values)} numbers does not fit inputs of shape {shape}.")
     return torch.tensor(values).view(parts, channels).T.repeat_interleave(size[0] // parts, 1)[..., None]
 
 
-def as_numbers(x: Tensor, scale: Scale | None) -> Tensor:
-    """What a network sees of a batch: scaled; without a scale, bytes from 0 to 1 and all else as it is."""
-    if scale is not None:
-        return scale(x)
+def normalise(x: Tensor, normalisation: Normalisation | None) -> Tensor:
+    """Convert a batch to network inputs; without a normalisation, bytes are scaled to [0, 1] and floats unchanged."""
+    if normalisation is not None:
+        return normalisation(x)
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def unit_scale(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scale:
-    """For bytes, from a mean and deviation of pixels in [0, 1], as they are published."""
-    return Scale(tuple(255 * m for m in mean), tuple(255 * d for d in deviation))
-
-
 class TensorExamples(Examples):
-    """All inputs in one tensor (N, …).
+    """Examples with all inputs in one tensor (N, …).
 
     Args:
         x, y: inputs and integer labels.
-        scale: applied to a batch, after augmentation; None: bytes become numbers from 0 to 1, others stay as they are.
-        padding, flip: augmentation of pictures (N, C, H, W) in training, as in `crop_and_flip`; 0 and False for none.
-        white: the byte that is white, for those who show pictures or corrupt them.
+        normalisation: applied after augmentation, see `normalise`.
+        padding, flip: augmentation of images (N, C, H, W) in training, as in `crop_and_flip`; 0 and False for none.
+        white: the byte value of white, needed to display or corrupt images.
     """
 
     def __init__(
@@ -123,17 +122,17 @@ class TensorExamples(Examples):
         x: Tensor,
         y: Tensor,
         *,
-        scale: Scale | None = None,
+        normalisation: Normalisation | None = None,
         padding: int = 0,
         flip: bool = False,
         white: int = 255,
     ) -> None:
-        self.x, self.labels, self.indices = x, checked_labels(y, len(x)), torch.arange(len(x))
-        self.scale, self.padding, self.flip, self.white = scale, padding, flip, white
+        self.x, self.labels, self.indices = x, class_labels(y, len(x)), torch.arange(len(x))
+        self.normalisation, self.padding, self.flip, self.white = normalisation, padding, flip, white
         if (padding or flip) and x.ndim != 4:
-            raise ValueError(f"Crops and flips need pictures (N, C, H, W); got inputs of shape {tuple(x.shape)}.")
+            raise ValueError(f"Crops and flips need images (N, C, H, W); got inputs of shape {tuple(x.shape)}.")
         if x.is_floating_point() and not torch.isfinite(x).all():
-            raise ValueError("Some inputs are not finite numbers; remove or repair them before training.")
+            raise ValueError("Some inputs are NaN or infinite; remove or repair them before training.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,24 +144,23 @@ class TensorExamples(Examples):
         chosen.x, chosen.labels, chosen.indices = self.x[positions], self.labels[positions], self.indices[positions]
         return chosen
 
-    def batches(self, order: Sequence[Tensor], device: torch.device, draw: EpochKey | None = None) -> Iterator[Batch]:
-        # All of it goes to the device at once: CIFAR's bytes take 150 MB there.
-        self.x = self.x.to(device)
+    def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
+        self.x = self.x.to(device)  # everything at once: CIFAR's bytes take 150 MB
         for positions in order:
             x = self.x[positions.to(device, non_blocking=True)]
-            if draw is not None and (self.padding or self.flip):
-                x = crop_and_flip(x, self.indices[positions], draw, padding=self.padding, flip=self.flip)
-            yield Batch(as_numbers(x, self.scale), self.labels[positions].to(device, non_blocking=True))
+            if key is not None and (self.padding or self.flip):
+                x = crop_and_flip(x, self.indices[positions], key, padding=self.padding, flip=self.flip)
+            yield Batch(normalise(x, self.normalisation), self.labels[positions].to(device, non_blocking=True))
 
     def digest(self) -> str:
         return content_digest(self.x, self.labels)
 
     def identity(self) -> str:
-        return f"{self.digest()} {self.scale}"
+        return f"{self.digest()} {self.normalisation}"
 
 
-def checked_labels(y: Tensor, count: int) -> Tensor:
-    """Labels as int64 on the CPU, or a sentence that says what is wrong with them."""
+def class_labels(y: Tensor, count: int) -> Tensor:
+    """Return `count` class labels as int64 on the CPU, or raise ValueError if they are not class labels."""
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"Labels must be integers of shape (N,); got {y.dtype} of shape {tuple(y.shape)}.")
     if len(y) != count:
@@ -173,7 +171,7 @@ def checked_labels(y: Tensor, count: int) -> Tensor:
 
 
 def content_digest(*tensors: Tensor) -> str:
-    """SHA-256 of the numbers, whatever their layout in memory."""
+    """SHA-256 of dtype, shape and values, independent of the memory layout."""
     sha = hashlib.sha256()
     for tensor in tensors:
         sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -181,10 +179,10 @@ def content_digest(*tensors: Tensor) -> str:
     return sha.hexdigest()
 
 
-def take(examples: Examples, count: int, *keys: int) -> tuple[Tensor, Tensor]:
-    """Positions of `count` examples, as many of each class as there are to be had, and of the rest; both in order.
+def stratified_split(examples: Examples, count: int, *keys: int) -> tuple[Tensor, Tensor]:
+    """Positions of `count` examples, balanced over classes, and of the remaining ones; both sorted.
 
-    Drawn by the keys: members of each class are ranked at random, and the lowest ranks of all classes are taken.
+    The examples of each class are ranked at random by the keys, and the lowest ranks of all classes are chosen.
     """
     shuffled = permutation(len(examples), *keys)
     labels = examples.labels[shuffled]

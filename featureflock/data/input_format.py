@@ -1,6 +1,5 @@
-"""What a network's inputs look like, kept with a run, so that a picture of the user's can be made one of them."""
+"""The format of a network's inputs, stored with a run so that the user's image files can be converted to it."""
 
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,118 +10,126 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from featureflock.data.examples import Scale, TensorExamples, as_numbers
-from featureflock.data.image_files import ImageFiles, centre, to_rgb_image
-from featureflock.data.sets.sets import Splits
+from featureflock.data.examples import Normalisation, TensorExamples, normalise
+from featureflock.data.image_files import ImageFiles, centre_crop, to_rgb_image
+from featureflock.data.sets.base import Splits
 from featureflock.data.streaming import StreamedExamples
+from featureflock.utils import serialization
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
-"""Those that Pillow reads without the help of another program."""
-_NOTES = {"CMYK": "printing colours (CMYK) converted to RGB", "L": "grey", "LA": "grey"}
+"""Formats that Pillow decodes without an external program."""
+_NOTES = {"CMYK": "CMYK converted to RGB", "L": "grey", "LA": "grey"}
 _TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 _DEEP_GREY = "16 bits reduced to 8, grey"
 
 
 @dataclass(frozen=True)
 class InputFormat:
+    """Shape, type and normalisation of the inputs, and the classes."""
+
     shape: tuple[int, ...]
-    """Of one input: (C, H, W) for pictures."""
+    """Shape of one input: (C, H, W) for images."""
     dtype: str
-    """Of the numbers before they are scaled: uint8 for pictures."""
-    scale: Scale | None
+    """Type of the inputs before normalisation: uint8 for images."""
+    normalisation: Normalisation | None
     white: int
-    """The byte that is white."""
+    """The byte value of white."""
     margin: float
-    """The shorter side of a picture is scaled to this many times the size of what is cut from its centre."""
+    """Image files are resized to a shorter side of `margin` times the central crop."""
     classes: int
-    names: tuple[str, ...]
+    class_names: tuple[str, ...]
 
     @classmethod
     def of(cls, splits: Splits) -> Self:
-        """Of a data set's test examples."""
-        test, scale, white, margin, dtype = splits.test, None, 255, 1.0, "float32"
+        """Return the format of the test examples of a data set."""
+        test, normalisation, white, margin, dtype = splits.test, None, 255, 1.0, "float32"
         if isinstance(test, TensorExamples):
-            scale, white, dtype = test.scale, test.white, str(test.x.dtype).removeprefix("torch.")
+            normalisation, white, dtype = test.normalisation, test.white, str(test.x.dtype).removeprefix("torch.")
         elif isinstance(test, StreamedExamples):
-            scale = test.scale
+            normalisation = test.normalisation
             if isinstance(test.reader, ImageFiles):
                 margin, dtype = test.reader.margin, "uint8"
-        return cls(test.shape, dtype, scale, white, margin, splits.classes, splits.names)
+        return cls(test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        scale = value["scale"] and Scale(tuple(value["scale"]["mean"]), tuple(value["scale"]["deviation"]))
-        return cls(**{**value, "shape": tuple(value["shape"]), "names": tuple(value["names"]), "scale": scale})
+        """Return the format that `to_json` wrote."""
+        result: Self = serialization.from_json(cls, value, where="the input format")
+        return result
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Return the format as plain JSON types."""
+        value: dict[str, Any] = serialization.to_json(self, tag=False)
+        return value
 
     def name(self, label: int) -> str:
-        return self.names[label] if label < len(self.names) else f"class {label}"
+        """Return the name of a class."""
+        return self.class_names[label] if label < len(self.class_names) else f"class {label}"
 
     def check(self) -> None:
-        """Say so if inputs are no pictures."""
+        """Raise ValueError unless the inputs are images."""
         if self.dtype != "uint8" or len(self.shape) != 3 or self.shape[0] not in (1, 3):
             raise ValueError(
-                f"This run's inputs are no pictures but {self.dtype} of shape {self.shape}; use "
+                f"The inputs of this run are not images but {self.dtype} of shape {self.shape}; use "
                 "featureflock.load(…) and predict in Python instead."
             )
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
-        """A picture file in the network's size and colours, and what was done to it, if anything, in words."""
-        picture, note = _opened(path)
+        """Read an image file in the network's size and colours, with a note on any conversion."""
+        image, notes = _open(path)
         channels, height, width = self.shape
-        if picture.size != (width, height):
-            note.append(f"of {picture.size[0]} × {picture.size[1]} pixels the centre, scaled to {width} × {height}")
+        if image.size != (width, height):
+            notes.append(f"centre of {image.size[0]} × {image.size[1]} pixels, resized to {width} × {height}")
             if width == height:
-                picture = centre(picture, width, self.margin)
+                image = centre_crop(image, width, self.margin)
             else:
-                picture = ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+                image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
         if channels == 1:
-            picture = picture.convert("L")
-        return picture, "; ".join(note)
+            image = image.convert("L")
+        return image, "; ".join(notes)
 
-    def batch(self, pictures: list[Image.Image]) -> Tensor:
-        """What the network sees of pictures that `read` gave, (B, C, H, W)."""
-        x = torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
+    def batch(self, images: list[Image.Image]) -> Tensor:
+        """Convert images returned by `read` to network inputs (B, C, H, W)."""
+        x = torch.from_numpy(np.stack([np.array(image) for image in images]))
         x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
         if self.white != 255:
             x = (x.float() * (self.white / 255)).round().to(torch.uint8)
-        return as_numbers(x, self.scale)
+        return normalise(x, self.normalisation)
 
 
-def _opened(path: Path) -> tuple[Image.Image, list[str]]:
-    """The picture in RGB, upright, and notes on what had to be converted."""
+def _open(path: Path) -> tuple[Image.Image, list[str]]:
+    """Return the image in upright RGB, and notes on its conversion."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the pictures in it, such as {path}/*.png.")
+        raise IsADirectoryError(f"{path} is a folder; give image files, such as {path}/*.png.")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no ordinary file, so it cannot be a picture.")
+        raise ValueError(f"{path} is not a regular file; give an image file.")
     Image.init()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata is no reason to speak: the pixels count
+            warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as file:
-                words = _DEEP_GREY if file.mode.startswith("I;16") else _NOTES.get(file.mode)
-                notes = [] if words is None else [words]
+                conversion = _DEEP_GREY if file.mode.startswith("I;16") else _NOTES.get(file.mode)
+                notes = [] if conversion is None else [conversion]
                 frames = getattr(file, "n_frames", 1)
                 if frames > 1:
-                    notes.append(f"the first of {frames} frames")
+                    notes.append(f"first of {frames} frames")
                 upright = ImageOps.exif_transpose(file)
                 transparent = upright.mode in _TRANSPARENT or "transparency" in upright.info
                 if transparent and not upright.mode.startswith("I"):
-                    notes.append("what is transparent is white")
+                    notes.append("transparent pixels shown as white")
                     layer = upright.convert("RGBA")
                     upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-                picture = to_rgb_image(upright)
+                return to_rgb_image(upright), notes
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
     except UnidentifiedImageError:
-        raise ValueError(f"{path} is no picture that can be read (PNG, JPEG, WebP, BMP, TIFF, GIF, …).") from None
+        raise ValueError(
+            f"{path} is not an image in a supported format (PNG, JPEG, WebP, BMP, TIFF, GIF, …)."
+        ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ValueError(f"{path} has too many pixels to be read safely; make it smaller first.") from None
+        raise ValueError(f"{path} has too many pixels to be decoded safely; make it smaller first.") from None
     except PermissionError:
-        raise PermissionError(f"{path} may not be read; change its permissions.") from None
+        raise PermissionError(f"{path} cannot be read; change its permissions.") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no picture of a usual kind ({error}).") from error
-    return picture, notes
+        raise ValueError(f"{path} is damaged or of an unsupported kind ({error}).") from error

@@ -1,17 +1,17 @@
-"""Random numbers that are a function of what they are for, not of what was drawn before.
+"""Counter-based random numbers: each number is a function of its keys, not of what was drawn before.
 
     h(a, b, …) = m(m(m(a) + b) + …) mod 2³²,      uniform = h / 2³²
 
-with m a mixing of 32 bits in two rounds of shift, xor and multiplication. An epoch's augmentation is then the same
-whichever process computes which part of it, on whichever device, after however many interruptions. The products stay
-below 2⁶³, so that Python's integers and tensors of int64 give the same numbers.
+where m mixes 32 bits in two rounds of shift, xor and multiplication. The augmentation of an epoch is therefore the same
+whichever process computes it, on whichever device, after any number of interruptions. The products stay below 2⁶³, so
+Python integers and int64 tensors give the same numbers.
 
-Whole arrays of numbers for each of many pictures are counted: cell c of picture i has h(keys, i, m(c)). The counter is
-mixed before it is added, so that no picture's numbers are a stretch of another's. Normal numbers are Φ⁻¹(uniform), one
-for one.
+Arrays of random numbers for many images use h(keys, i, m(c)) for cell c of image i. The counter c is mixed before it is
+added, so the numbers of one image are never a shifted copy of another's. Normal numbers are Φ⁻¹(uniform).
 """
 
 import math
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -23,8 +23,40 @@ _MASK = 0xFFFFFFFF
 _FACTORS = 0x21F0AAAD, 0x735A2D97
 
 
+class Stream(IntEnum):
+    """The purpose of a random number, as one of its keys.
+
+    Members with equal values are aliases of each other. They never give the same numbers to the same data, because
+    their keys differ in number or position, as noted for each group.
+    """
+
+    # Augmentation in memory, keys (seed, epoch, index, stream)
+    CROP_TOP = 0
+    CROP_LEFT = 1
+    FLIP = 2
+    # Augmentation of image files, keys (seed, epoch, index, stream)
+    FILE_FLIP = 0
+    FILE_CROP = 1
+    # Splits of a data set, keys (seed, stream)
+    VALIDATION = 1
+    SUBSET = 2
+    TEST_SUBSET = 3
+    # Training, keys (seed, stream, epoch or step)
+    EPOCH_ORDER = 1
+    TRAINING_STEP = 2
+    # The discriminator of conditional redundancy, keys (seed, stream, step)
+    REDUNDANCY_FIT = 1
+    REDUNDANCY_ESTIMATE = 2
+    # Data of which there is one version, keys (stream, …)
+    DIGITS_SPLIT = 0
+    DATA_DEPENDENT_INIT = 3
+    OOD_NOISE = 0x401
+    DOMINO_PAIRS = 0x501
+    FROST_TEXTURE = 0xF205
+
+
 def random_bits(*keys: int | Tensor) -> int | Tensor:
-    """32 random bits for the keys (at least 0, below 2³²): an int, or a tensor if some of the keys are."""
+    """32 random bits for keys in [0, 2³²): an int, or a tensor if any key is a tensor."""
     bits: int | Tensor = 0
     for key in keys:
         bits = _mix((bits + key) & _MASK)
@@ -32,24 +64,24 @@ def random_bits(*keys: int | Tensor) -> int | Tensor:
 
 
 def uniform(*keys: int) -> float:
-    """A random number in [0, 1) for the keys."""
+    """A random number in [0, 1)."""
     return int(random_bits(*keys)) / 2**32
 
 
 def below(bound: int, *keys: int | Tensor) -> Tensor:
-    """Random integers from 0 to bound − 1 for the keys, some of which are tensors."""
+    """Random integers in [0, bound), one for each element of the tensors among the keys."""
     return torch.as_tensor(random_bits(*keys)) * bound >> 32
 
 
 def permutation(size: int, *keys: int) -> Tensor:
-    """A random order of 0 … size − 1 for the keys."""
+    """A random permutation of 0 … size − 1."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(int(random_bits(*keys))))
 
 
 def cell_bits(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) -> NDArray[np.uint32]:
-    """32 random bits for each cell of an array of this shape for each picture: (B, *shape).
+    """32 random bits for each cell of one array per image: (B, *shape).
 
-    Cell c (counted in C order) of picture i has random_bits(*keys, i, random_bits(c)).
+    Cell c (in C order) of image i has random_bits(*keys, i, random_bits(c)).
     """
     start_b = torch.as_tensor(random_bits(*keys, torch.from_numpy(index_b))).numpy().astype(np.uint32)
     cell_c = np.arange(math.prod(shape), dtype=np.uint32)
@@ -60,12 +92,12 @@ def cell_bits(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) ->
 
 
 def cell_uniforms(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) -> NDArray[np.float64]:
-    """Random numbers between 0 and 1, neither included: (B, *shape)."""
+    """Random numbers in the open interval (0, 1): (B, *shape)."""
     return (cell_bits(shape, index_b, *keys) + 0.5) / 2**32
 
 
 def cell_normals(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) -> NDArray[np.float64]:
-    """Random numbers with mean 0 and deviation 1, normally distributed: (B, *shape)."""
+    """Standard normal random numbers: (B, *shape)."""
     normals: NDArray[np.float64] = ndtri(cell_uniforms(shape, index_b, *keys))
     return normals
 
@@ -77,7 +109,7 @@ def _mix(x: int | Tensor) -> int | Tensor:
 
 
 def _mix_in_place(x: NDArray[np.uint32]) -> None:
-    """The same for an array of 32 bits, where products lose what the mask takes away."""
+    """`_mix` for uint32 arrays, whose products overflow as the mask would cut them."""
     x ^= x >> 16
     x *= np.uint32(_FACTORS[0])
     x ^= x >> 15

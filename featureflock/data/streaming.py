@@ -1,6 +1,6 @@
-"""Examples that worker processes read while the loop computes: picture files, or a torch Dataset.
+"""Examples that worker processes read while the training loop computes: image files, or a torch Dataset.
 
-An example that cannot be read is named and left out of its batch; only when that becomes the rule does it stop the run.
+An example that cannot be read is reported and left out of its batch. Too many of them stop the run.
 """
 
 import random
@@ -19,47 +19,49 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from featureflock.data.augment import EpochKey
-from featureflock.data.examples import Batch, Examples, Scale, as_numbers, checked_labels, content_digest
+from featureflock.data.examples import Batch, Examples, Normalisation, class_labels, content_digest, normalise
 from featureflock.data.rng import random_bits
 
 _Key = tuple[int, int, EpochKey | None]
-_TOLERATED = 100
-"""So many unreadable examples in a pass are tolerated, or one in a hundred if that is more."""
+_MAX_UNREADABLE = 100
+"""Unreadable examples tolerated in one pass; 1 % of the examples if that is more."""
 
 
 class ExampleReader(ABC):
-    """Reads one example. Worker processes get a copy of it."""
+    """Reads single examples. It is pickled and sent to worker processes."""
 
     @abstractmethod
-    def read(self, index: int, draw: EpochKey | None) -> Tensor:
-        """Input number `index`, augmented by `draw` if that is given; any exception means that it cannot be read."""
+    def read(self, index: int, key: EpochKey | None) -> Tensor:
+        """Return input `index`, augmented if `key` is given. Any exception marks the example as unreadable."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call it in a message."""
+        """Return the name of an example for messages."""
 
     @abstractmethod
     def digest(self) -> str:
-        """What tells whether two readers read the same, wherever that lies."""
+        """Return a digest, equal for readers of the same data on any machine."""
 
     def identity(self) -> str:
-        """What tells whether it reads the same as before; by default nothing does, so that nothing is taken for it."""
+        """Return a digest of exactly what is read; by default unique, so predictions are never taken from a cache."""
         return uuid.uuid4().hex
 
 
 class StreamedExamples(Examples):
-    """Inputs that a reader reads, `workers` processes at a time (0 for this one)."""
+    """Examples read by an `ExampleReader` in `workers` processes (0: in this process)."""
 
-    def __init__(self, reader: ExampleReader, labels: Tensor, *, scale: Scale | None = None, workers: int = 0) -> None:
-        self.reader, self.scale, self.workers = reader, scale, workers
-        self.labels, self.indices = checked_labels(labels, len(labels)), torch.arange(len(labels))
+    def __init__(
+        self, reader: ExampleReader, labels: Tensor, *, normalisation: Normalisation | None = None, workers: int = 0
+    ) -> None:
+        self.reader, self.normalisation, self.workers = reader, normalisation, workers
+        self.labels, self.indices = class_labels(labels, len(labels)), torch.arange(len(labels))
         self._shape: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         if self._shape is None:
             problem: Exception | None = None
-            for index in self.indices[:_TOLERATED].tolist():
+            for index in self.indices[:_MAX_UNREADABLE].tolist():
                 try:
                     self._shape = tuple(self.reader.read(index, None).shape)
                     break
@@ -75,9 +77,9 @@ class StreamedExamples(Examples):
         chosen.labels, chosen.indices = self.labels[positions], self.indices[positions]
         return chosen
 
-    def batches(self, order: Sequence[Tensor], device: torch.device, draw: EpochKey | None = None) -> Iterator[Batch]:
+    def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
         chosen = ((self.indices[positions].tolist(), self.labels[positions].tolist()) for positions in order)
-        keys = [[(index, label, draw) for index, label in zip(*pair, strict=True)] for pair in chosen]
+        keys = [[(index, label, key) for index, label in zip(*pair, strict=True)] for pair in chosen]
         loader: DataLoader[Any] = DataLoader(
             _Items(self.reader),
             batch_sampler=keys,
@@ -86,33 +88,35 @@ class StreamedExamples(Examples):
             worker_init_fn=_ignore_signals,
             pin_memory=device.type == "cuda",
         )
-        lost, tolerated = 0, max(_TOLERATED, len(self) // 100)
+        unreadable, limit = 0, max(_MAX_UNREADABLE, len(self) // 100)
         for batch in loader:
-            lost += len(batch.unreadable)
-            if lost > tolerated:
+            unreadable += len(batch.unreadable)
+            if unreadable > limit:
                 raise OSError(
-                    f"More than {tolerated} of {len(self)} examples cannot be read, the last being "
-                    f"{batch.unreadable[-1]}; see whether the disk is still there."
+                    f"More than {limit} of {len(self)} examples cannot be read, the last being "
+                    f"{batch.unreadable[-1]}; check that the disk is still mounted."
                 )
             x, y = batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True)
-            yield Batch(as_numbers(x, self.scale) if len(x) else x, y, batch.unreadable)
+            yield Batch(normalise(x, self.normalisation) if len(x) else x, y, batch.unreadable)
 
     def digest(self) -> str:
         return self.reader.digest()
 
     def identity(self) -> str:
-        return f"{self.reader.identity()} {content_digest(self.labels, self.indices)} {self.scale}"
+        return f"{self.reader.identity()} {content_digest(self.labels, self.indices)} {self.normalisation}"
 
 
 def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers: int = 0) -> StreamedExamples:
-    """Examples of a torch Dataset of (input, label) pairs, with whatever transforms it has.
+    """Examples from a torch Dataset of (input, label) pairs, transforms included.
 
-    Python's, NumPy's and PyTorch's random numbers are set for each item by (seed, epoch, index), so that random
-    transforms repeat themselves exactly. Without `labels`, the whole data set is read once to learn them; items that
-    cannot be read are then left out for good. Inputs are tensors, or pictures and arrays, which become tensors.
+    The generators of Python, NumPy and PyTorch are seeded for each item by (seed, epoch, index), so random transforms
+    are reproducible. Without `labels`, the whole data set is read once to collect them, and items that cannot be read
+    are dropped with a warning. Inputs are tensors, PIL images or arrays.
     """
     if isinstance(dataset, IterableDataset):
-        raise ValueError("An IterableDataset cannot be read by index, as resuming needs; give a Dataset with len().")
+        raise ValueError(
+            "An IterableDataset has no indices, which resuming needs; use a Dataset with __getitem__ and __len__."
+        )
     reader = _FromDataset(dataset)
     if labels is not None:
         return StreamedExamples(reader, labels, workers=workers)
@@ -120,10 +124,11 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
         DataLoader(_Labels(dataset), batch_size=None, num_workers=workers, worker_init_fn=_ignore_signals)
     )
     readable = torch.tensor([i for i, item in enumerate(items) if isinstance(item, int)], dtype=torch.int64)
-    lost = [item for item in items if isinstance(item, str)]
-    if lost:
+    unreadable = [item for item in items if isinstance(item, str)]
+    if unreadable:
         warnings.warn(
-            f"{len(lost)} of {len(items)} items cannot be read and are left out, first {lost[0]}.", stacklevel=2
+            f"{len(unreadable)} of {len(items)} items cannot be read and are left out, first {unreadable[0]}.",
+            stacklevel=2,
         )
     labels = torch.tensor([item if isinstance(item, int) else 0 for item in items], dtype=torch.int64)
     return StreamedExamples(reader, labels, workers=workers).select(readable)
@@ -133,11 +138,11 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
 class _FromDataset(ExampleReader):
     dataset: Dataset[Any]
 
-    def read(self, index: int, draw: EpochKey | None) -> Tensor:
-        bits = int(random_bits(*((0, 0) if draw is None else (draw.seed, draw.epoch + 1)), index))
+    def read(self, index: int, key: EpochKey | None) -> Tensor:
+        bits = int(random_bits(*((0, 0) if key is None else (key.seed, key.epoch + 1)), index))
         torch.manual_seed(bits)
         random.seed(bits)
-        np.random.seed(bits)  # noqa: NPY002 — it is what a user's transforms may draw from
+        np.random.seed(bits)  # noqa: NPY002 — transforms may use the global generator
         return _as_tensor(self.dataset[index][0])
 
     def name(self, index: int) -> str:
@@ -174,9 +179,9 @@ class _Items(Dataset[Any]):
     reader: ExampleReader
 
     def __getitem__(self, key: _Key) -> tuple[Tensor, int] | str:
-        index, label, draw = key
+        index, label, epoch = key
         try:
-            return self.reader.read(index, draw), label
+            return self.reader.read(index, epoch), label
         except Exception as error:
             return f"{self.reader.name(index)} ({error})"
 
@@ -189,6 +194,6 @@ def _collate(items: list[tuple[Tensor, int] | str]) -> Batch:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM often go to a whole group of processes. They are for the loop, which then ends its workers."""
+    """Leave Ctrl-C and SIGTERM, which reach the whole process group, to the training loop, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

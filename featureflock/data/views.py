@@ -1,10 +1,10 @@
-"""Views: parts of an input each of which tells the class on its own, and inputs of which only one view is left.
+"""Views: parts of an input each of which suffices to predict the class.
 
-    x_only v = x inside view v, the mean of the training inputs elsewhere          zeros after normalisation
+    x_only v = x inside view v, the mean training input outside          (zeros after normalisation)
 
-Zeros after normalisation, not black, because they say nothing in the units of the network: black is far from what a
-network sees of photographs, where it would be one more change beside the missing view. For digits, of which no mean is
-subtracted, the two are the same. Bytes stay bytes: they become those nearest to the mean.
+The rest is filled with the mean, not with black, because zeros after normalisation carry no information for the
+network. Black is far from the mean of photographs and would be a second change besides the missing view. Images in
+bytes get the bytes nearest to the mean.
 """
 
 from typing import NamedTuple
@@ -15,19 +15,19 @@ from featureflock.data.examples import TensorExamples
 
 
 class View(NamedTuple):
-    """A rectangle of a picture."""
+    """A named rectangle of an image. The test set that shows only this view is called only-NAME."""
 
     name: str
-    """As test sets of it are called: only-digit."""
     rows: slice
     columns: slice
 
 
 def only_view(examples: TensorExamples, view: View) -> TensorExamples:
-    """The examples (N, C, H, W) with everything blank but one view."""
-    blank = torch.zeros(examples.shape) if examples.scale is None else examples.scale.zero(examples.shape)
+    """Return the examples (N, C, H, W) with everything blank outside one view."""
+    normalisation, shape = examples.normalisation, examples.shape
+    blank = torch.zeros(shape) if normalisation is None else normalisation.mean_input(shape)
     if not examples.x.is_floating_point():
         blank = blank.round()
     x = blank.to(examples.x).expand_as(examples.x).contiguous()
     x[:, :, view.rows, view.columns] = examples.x[:, :, view.rows, view.columns]
-    return TensorExamples(x, examples.labels, scale=examples.scale, white=examples.white)
+    return TensorExamples(x, examples.labels, normalisation=normalisation, white=examples.white)

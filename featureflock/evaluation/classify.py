@@ -108,7 +108,7 @@ def _temperature(run: TrainedRun, predictor: Predictor, say: Callable[[str], Non
         return own, "data of your own"
     recipe = run.recipe
     try:
-        splits = run.data().load().divided(validation=recipe["validation"], seed=recipe["split_seed"])
+        splits = run.data().load().split(validation=recipe["validation"], seed=recipe["split_seed"])
     except (OSError, ValueError) as error:
         say(f"Probabilities are not calibrated, for want of the data: {error}")
         return 1.0, ""

@@ -88,7 +88,7 @@ def evaluate(
     results = {
         "data": name,
         "classes": splits.classes,
-        "class_names": list(splits.names),
+        "class_names": list(splits.class_names),
         "examples": entries[0]["clean"]["examples"],
         "conditions": [condition.name for condition in conditions],
         "notes": [*sources, *notes],

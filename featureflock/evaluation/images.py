@@ -35,8 +35,9 @@ def to_show(examples: Examples) -> Bytes:
     x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are no pictures, and cannot be shown.")
-    if isinstance(examples, StreamedExamples) and examples.scale is not None:
-        mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (examples.scale.mean, examples.scale.deviation))
+    if isinstance(examples, StreamedExamples) and examples.normalisation is not None:
+        normalisation = examples.normalisation
+        mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (normalisation.mean, normalisation.std))
         x = x * deviation + mean
     elif x.min() >= 0 and x.max() <= 1:
         x = 255 * x
@@ -58,7 +59,7 @@ def altered(examples: TensorExamples, alter: Callable[[Bytes], Bytes]) -> Tensor
         x = F.avg_pool2d(x.float(), factor)
     if examples.white != 255:
         x = x.float() * (examples.white / 255)
-    return TensorExamples(x, examples.labels, scale=examples.scale, white=examples.white)
+    return TensorExamples(x, examples.labels, normalisation=examples.normalisation, white=examples.white)
 
 
 def to_rgb(x: Tensor, white: int) -> Bytes:

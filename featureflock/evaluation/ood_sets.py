@@ -37,7 +37,7 @@ class OODImages(ExampleReader):
         white = test.white if isinstance(test, TensorExamples) else 255
         return cls(picture, count, source, test.shape, white)
 
-    def read(self, index: int, draw: EpochKey | None) -> Tensor:
+    def read(self, index: int, key: EpochKey | None) -> Tensor:
         x = torch.from_numpy(np.array(self.picture(index))).permute(2, 0, 1).float()
         channels, *size = self.shape
         if channels == 1:

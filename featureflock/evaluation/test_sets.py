@@ -16,7 +16,7 @@ from featureflock.corruptions.apply import known as known_corruption
 from featureflock.corruptions.files import CorruptedSet, read_manifest
 from featureflock.corruptions.generate import ALGORITHM
 from featureflock.data import Examples, Splits, StreamedExamples, TensorExamples, View, only_view
-from featureflock.data.examples import take
+from featureflock.data.examples import stratified_split
 from featureflock.data.image_files import ImageFiles, read_classes
 from featureflock.data.sources.cache import cache_folder, load, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
@@ -194,8 +194,10 @@ def unfamiliar(splits: Splits, name: str, protocol: EvaluationProtocol) -> Itera
         if known in seen:
             raise ValueError(f"Two sets of unfamiliar inputs are called {known}; give one of the folders another name.")
         seen.add(known)
-        inputs = StreamedExamples(reader, torch.zeros(reader.count, dtype=torch.int64), scale=test.scale)
-        positions = take(inputs, min(count, len(inputs)), _SEED, _CHOICE)[0]
+        inputs = StreamedExamples(
+            reader, torch.zeros(reader.count, dtype=torch.int64), normalisation=test.normalisation
+        )
+        positions = stratified_split(inputs, min(count, len(inputs)), _SEED, _CHOICE)[0]
         yield EvaluationSet(f"{_UNFAMILIAR}{known}", inputs.identity(), positions, inputs.select)
 
 
@@ -219,7 +221,7 @@ def _chosen(examples: Examples, count: int | None) -> Tensor:
         return torch.arange(len(examples))
     if count > len(examples):
         raise ValueError(f"examples must be at most {len(examples)}, as many as there are; got {count}.")
-    return take(examples, count, _SEED, _CHOICE)[0]
+    return stratified_split(examples, count, _SEED, _CHOICE)[0]
 
 
 def _imagenet_c(
@@ -235,11 +237,11 @@ def _imagenet_c(
             protocol.corrupted,
             corruption,
             severity,
-            classes=splits.names,
+            classes=splits.class_names,
             size=test.shape[-1],
             workers=test.workers,
         )
-        examples.scale = test.scale
+        examples.normalisation = test.normalisation
         identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
         source = "Corrupted pictures: files in the tree of ImageNet-C."
         yield EvaluationSet(
@@ -265,7 +267,7 @@ def _read(
     x = torch.from_numpy(held.pictures(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
     if x.shape[1:] != test.x.shape[1:]:
         raise ValueError(f"{held.folder} holds pictures of shape {tuple(x.shape[1:])}, not {tuple(test.x.shape[1:])}.")
-    return TensorExamples(x, test.labels[positions], scale=test.scale)
+    return TensorExamples(x, test.labels[positions], normalisation=test.normalisation)
 
 
 def _cached(name: str) -> Iterator[CorruptedSet]:

@@ -111,7 +111,7 @@ class Recipe:
 
     def splits(self) -> Splits:
         """Its data, divided as it says."""
-        return self.data.load().divided(validation=self.validation, subset=self.subset, seed=self.split_seed)
+        return self.data.load().split(validation=self.validation, subset=self.subset, seed=self.split_seed)
 
     def learning_rate_of(self, epoch: float) -> float:
         """η at so many epochs from the start, whole or not."""

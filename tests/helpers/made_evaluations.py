@@ -36,7 +36,7 @@ def make_evaluation(
     shape = (3, 8, 8) if pictures else (6,)
     x = torch.randint(256, (examples, *shape), generator=noise).to(torch.uint8)
     test = TensorExamples(x if pictures else x.float(), labels)
-    splits = Splits(test, test, classes, names=tuple(names))
+    splits = Splits(test, test, classes, class_names=tuple(names))
     positions = torch.arange(examples)
     labelled = [
         "clean",

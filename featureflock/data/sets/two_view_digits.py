@@ -1,8 +1,8 @@
-"""Two-view digits: a test of the paper's own hypothesis on data that needs no download.
+"""Two-view digits: a test of the paper's hypothesis on data that needs no download.
 
-Each picture is two different scans of the *same* digit side by side (8 × 16), so either half tells the class: two
-views. An ensemble whose members look at different views should lose little when one half is blank. The scans are the
-1,797 of scikit-learn's digits; those behind the test pictures are not behind the training pictures.
+Each image is two different scans of the *same* digit side by side (8 × 16), so either half suffices to predict the
+class: two views. An ensemble whose members use different views should lose little when one half is blank. The scans are
+the 1,797 of scikit-learn's digits. No scan is used in both training and test images.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 NOISE = 0.4
-"""Standard deviation of the noise in the noisy test set, where pixels are in [0, 1]."""
+"""Standard deviation of the noise in the noisy test set, for pixels in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class TwoViewDigits:
-    """Pictures (N, 8, 16) in [0, 1] and labels (N,)."""
+    """Images (N, 8, 16) in [0, 1] and labels (N,)."""
 
     x_train: Tensor
     y_train: Tensor
     x_test: dict[str, Tensor]
-    """The same test pictures four times: "clean", "left blank", "right blank" and "noise"."""
+    """The same test images in four versions: "clean", "left blank", "right blank" and "noise"."""
     y_test: Tensor
 
 
 def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> TwoViewDigits:
-    """`train` and `test` pictures, as many of each digit; which scans make them is drawn from the seed."""
+    """Return `train` and `test` images, balanced over digits, of scans chosen at random by the seed."""
     if train < 10 or test < 10 or train % 10 or test % 10:
-        raise ValueError(f"Two-view digits come in multiples of ten pictures; got train={train}, test={test}.")
-    from sklearn.datasets import load_digits  # takes a second, which other data need not wait for
+        raise ValueError(f"The numbers of two-view digits must be multiples of ten; got train={train}, test={test}.")
+    from sklearn.datasets import load_digits  # importing it takes a second, so only when needed
 
     images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(images).float().view(-1, 8, 8) / 16
@@ -48,12 +48,12 @@ def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> Tw
 
 
 def _pairs(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pictures of two different scans of one digit."""
-    pictures, labels = [], []
+    """Return images of two different scans of one digit, and their labels."""
+    images, labels = [], []
     for digit in range(10):
         scans = x[y == digit]
         first = torch.randint(len(scans), (count // 10,), generator=generator)
         step = torch.randint(1, len(scans), (count // 10,), generator=generator)
-        pictures.append(torch.cat([scans[first], scans[(first + step) % len(scans)]], dim=2))
+        images.append(torch.cat([scans[first], scans[(first + step) % len(scans)]], dim=2))
         labels.append(torch.full((count // 10,), digit))
-    return torch.cat(pictures), torch.cat(labels)
+    return torch.cat(images), torch.cat(labels)

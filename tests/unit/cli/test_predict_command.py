@@ -70,7 +70,7 @@ def as_json(command, *words):
 def test_it_is_what_the_calibrated_ensemble_says(command, run, picture, digit):
     (answer,) = as_json(command, run, picture)
     ens = ff.load(run / "ensemble")
-    held_out = Digits().load().divided(validation=100).validation
+    held_out = Digits().load().split(validation=100).validation
     temperature = ff.calibrate(ens, [(held_out.x / 16, held_out.labels)])
     assert answer["temperature"] == pytest.approx(temperature, rel=1e-4)
     p = ens.predict(torch.from_numpy(digit)[None, None] / 16)[0]
@@ -138,14 +138,14 @@ def test_a_large_picture_is_scaled(command, run, picture, tmp_path):
     Image.open(picture).resize((80, 80), Image.Resampling.NEAREST).save(tmp_path / "large.png")
     small, large = as_json(command, run, picture, tmp_path / "large.png")
     assert large["label"] == small["label"]
-    assert large["note"] == "grey; of 80 × 80 pixels the centre, scaled to 8 × 8"
+    assert large["note"] == "grey; centre of 80 × 80 pixels, resized to 8 × 8"
 
 
 def test_what_was_done_to_a_picture_is_said(command, run, tmp_path):
     Image.new("CMYK", (30, 20)).save(tmp_path / "cmyk.jpg")
     out, _, code = command(run, tmp_path / "cmyk.jpg")
     assert code == 0
-    assert "printing colours (CMYK) converted to RGB; of 30 × 20 pixels the centre, scaled to 8 × 8" in out
+    assert "CMYK converted to RGB; centre of 30 × 20 pixels, resized to 8 × 8" in out
 
 
 def test_colours_by_lightness_are_not_grey_nor_transparent(command, run, tmp_path):
@@ -159,7 +159,7 @@ def test_of_several_frames_it_is_the_first(command, run, picture, tmp_path):
         first.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("L", (8, 8), k) for k in (9, 99)])
     still, moving = json.loads(command(run, picture, tmp_path / "moving.gif", "--json")[0])
     assert moving["probability"] == pytest.approx(still["probability"], abs=1e-3)
-    assert "the first of 3 frames" in moving["note"]
+    assert "first of 3 frames" in moving["note"]
 
 
 def test_transparent_pixels_are_white(command, run, tmp_path):
@@ -185,9 +185,9 @@ def test_bad_pictures_are_refused_each_in_a_sentence_and_the_others_answered(com
     words = [tmp_path / "letter.txt", picture, tmp_path / "cut.png", tmp_path / "folder", tmp_path / "nothing.png"]
     out, err, code = command(run, *words)
     assert "digit.png" in out
-    assert "letter.txt is no picture that can be read" in err
-    assert "cut.png is damaged, or no picture of a usual kind" in err
-    assert "folder is a folder; give the pictures in it" in err
+    assert "letter.txt is not an image in a supported format" in err
+    assert "cut.png is damaged or of an unsupported kind" in err
+    assert "folder is a folder; give image files" in err
     assert "There is no file" in err
     assert "Traceback" not in err
     assert code != 0
@@ -219,7 +219,7 @@ def test_sixteen_bits_with_a_transparent_colour(command, run, picture, tmp_path)
 
 def test_a_pipe_is_no_picture(command, run, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png is no ordinary file" in command(run, tmp_path / "pipe.png")[1]
+    assert "pipe.png is not a regular file" in command(run, tmp_path / "pipe.png")[1]
 
 
 def test_networks_without_convolutions_cannot_be_explained(command, picture, tmp_path):
@@ -271,7 +271,7 @@ def test_runs_that_do_not_take_pictures_are_refused(command, run, picture):
     (run / "inputs.json").write_text(json.dumps({**inputs, "shape": [6], "dtype": "float32"}))
     _, err, code = command(run, picture)
     assert code
-    assert "This run's inputs are no pictures but float32 of shape (6,)" in err
+    assert "The inputs of this run are not images but float32 of shape (6,)" in err
     (run / "inputs.json").write_text("{}")
     assert "inputs.json is damaged" in command(run, picture)[1]
 

@@ -24,7 +24,7 @@ from featureflock.corruptions import (
     writer as writing,
 )
 from featureflock.corruptions.frost import frost_views
-from featureflock.data.examples import unit_scale
+from featureflock.data import Normalisation
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_published_files_are_read_from_the_disk(tmp_path):
     third = held.pictures("frost", 3)
     assert isinstance(third, np.memmap)
     assert np.array_equal(third, arrays["frost"][8:12])
-    examples = held.examples("contrast", 5, unit_scale((0.5,) * 3, (0.25,) * 3))
+    examples = held.examples("contrast", 5, Normalisation.for_bytes((0.5,) * 3, (0.25,) * 3))
     x, y, _ = next(examples.batches([torch.tensor([3])], CPU))
     assert y.tolist() == [3]
     expected = (arrays["contrast"][19].transpose(2, 0, 1) / 255 - 0.5) / 0.25

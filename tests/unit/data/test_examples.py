@@ -9,7 +9,16 @@ import torch
 from torch.testing import assert_close
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from featureflock.data import CustomData, Digits, EpochKey, Scale, Splits, TensorExamples, crop_and_flip, from_dataset
+from featureflock.data import (
+    CustomData,
+    Digits,
+    EpochKey,
+    Normalisation,
+    Splits,
+    TensorExamples,
+    crop_and_flip,
+    from_dataset,
+)
 from featureflock.data.rng import below, permutation, random_bits, uniform
 
 CPU = torch.device("cpu")
@@ -111,10 +120,10 @@ def test_what_a_picture_gets_depends_on_seed_epoch_and_index_alone():
 
 def test_evaluation_is_without_augmentation_and_normalised():
     x = pictures(20)
-    scale = Scale((100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
-    examples = TensorExamples(x, torch.arange(20), scale=scale, padding=4, flip=True)
+    normalisation = Normalisation((100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
+    examples = TensorExamples(x, torch.arange(20), normalisation=normalisation, padding=4, flip=True)
     batch = next(examples.batches([torch.arange(5, 12)], CPU))
-    mean, deviation = torch.tensor(scale.mean).view(3, 1, 1), torch.tensor(scale.deviation).view(3, 1, 1)
+    mean, deviation = torch.tensor(normalisation.mean).view(3, 1, 1), torch.tensor(normalisation.std).view(3, 1, 1)
     assert_close(batch.x, (x[5:12].float() - mean) / deviation)
     assert batch.y.tolist() == list(range(5, 12))
 
@@ -134,30 +143,30 @@ def splits(labels: torch.Tensor) -> Splits:
 
 def test_subset_and_validation_are_balanced_disjoint_and_seeded():
     labels = torch.arange(1000) % 10
-    divided = splits(labels).divided(validation=100, subset=205, seed=3)
+    divided = splits(labels).split(validation=100, subset=205, seed=3)
     held_out, used = divided.validation.indices.tolist(), divided.train.indices.tolist()
     assert not set(held_out) & set(used)
     assert torch.bincount(divided.validation.labels).tolist() == [10] * 10
     counts = torch.bincount(divided.train.labels)
     assert int(counts.sum()) == 205
     assert sorted(counts.tolist()) == [20] * 5 + [21] * 5
-    again = splits(labels).divided(validation=100, subset=205, seed=3)
+    again = splits(labels).split(validation=100, subset=205, seed=3)
     assert again.train.indices.tolist() == used
-    assert splits(labels).divided(validation=100, subset=205, seed=4).train.indices.tolist() != used
-    assert splits(labels).divided(validation=100, seed=3).validation.indices.tolist() == held_out
+    assert splits(labels).split(validation=100, subset=205, seed=4).train.indices.tolist() != used
+    assert splits(labels).split(validation=100, seed=3).validation.indices.tolist() == held_out
     assert len(divided.test) == 1000
 
 
 def test_a_small_class_gives_all_it_has():
     labels = torch.tensor([0] * 500 + [1] * 500 + [2] * 7)
-    counts = torch.bincount(splits(labels).divided(subset=107).train.labels)
+    counts = torch.bincount(splits(labels).split(subset=107).train.labels)
     assert counts.tolist() == [50, 50, 7]
 
 
 @pytest.mark.parametrize("wrong", [{"subset": 101}, {"subset": 0}, {"validation": 100}, {"validation": -1}])
 def test_impossible_subsets_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must .*100|must .*99"):
-        splits(torch.arange(100) % 10).divided(**wrong)
+        splits(torch.arange(100) % 10).split(**wrong)
 
 
 def test_digits_are_real_and_apart():
@@ -227,9 +236,9 @@ def test_datasets_that_cannot_be_used_get_words():
             yield torch.zeros(1), 0
 
     y = torch.zeros(5, dtype=torch.int64)
-    with pytest.raises(ValueError, match="IterableDataset cannot be read by index"):
+    with pytest.raises(ValueError, match="IterableDataset has no indices"):
         CustomData(Stream(), (torch.zeros(5, 2), y)).load()
-    with pytest.raises(ValueError, match="a Dataset augments by its own transforms"):
+    with pytest.raises(ValueError, match="use the transforms of your Dataset"):
         CustomData(Noisy(), Noisy(), padding=4).load()
     with pytest.raises(TypeError, match="got int"):
         CustomData(3, (torch.zeros(5, 2), y)).load()
@@ -249,8 +258,8 @@ def test_bytes_without_a_scale_become_numbers_from_0_to_1():
         (torch.zeros(5, 2), torch.zeros(5), "must be integers"),
         (torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.int64), "must be integers"),
         (torch.zeros(5, 2), torch.tensor([0, 1, -1, 0, 1]), "the smallest is -1"),
-        (torch.full((5, 2), math.nan), torch.zeros(5, dtype=torch.int64), "not finite"),
-        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "There must be examples in both parts"),
+        (torch.full((5, 2), math.nan), torch.zeros(5, dtype=torch.int64), "NaN or infinite"),
+        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "Both parts need examples"),
     ],
 )
 def test_wrong_arrays_get_a_sentence(x, y, message):

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from featureflock.data import EpochKey, ImageFolder
-from featureflock.data.image_files import centre, random_resized_crop
+from featureflock.data.image_files import centre_crop, random_resized_crop
 from featureflock.data.rng import permutation
 
 CPU = torch.device("cpu")
@@ -63,9 +63,9 @@ def test_evaluation_scales_and_takes_the_centre(tree):
 
 
 def test_imagenet_is_scaled_to_256_for_224():
-    assert centre(Image.new("RGB", (500, 375)), 224).size == (224, 224)
+    assert centre_crop(Image.new("RGB", (500, 375)), 224).size == (224, 224)
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[:, None, None], (1, 341, 3)))
-    rows = np.array(centre(ramp, 224))[:, 0, 0]  # 256 rows stay 256, of which the middle 224 are taken
+    rows = np.array(centre_crop(ramp, 224))[:, 0, 0]  # 256 rows stay 256, of which the middle 224 are taken
     assert (rows[0], rows[-1]) == (16, 239)
 
 
@@ -121,7 +121,7 @@ def test_a_pipe_is_not_waited_for(tree):
     test = ImageFolder(tree, size=16, workers=0).load().test
     (batch,) = test.batches([torch.arange(13)], CPU)
     assert len(batch.y) == 12
-    assert batch.unreadable == (f"{tree}/val/bee/pipe.png (it is no ordinary file)",)
+    assert batch.unreadable == (f"{tree}/val/bee/pipe.png (it is not a regular file)",)
 
 
 def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(tree):
@@ -137,7 +137,7 @@ def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(
 
 
 def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
-    monkeypatch.setattr("featureflock.data.streaming._TOLERATED", 3)
+    monkeypatch.setattr("featureflock.data.streaming._MAX_UNREADABLE", 3)
     data = ImageFolder(tree, size=16, workers=0).load()
     for path in (tree / "train").rglob("*.JPEG"):
         path.unlink()
@@ -146,14 +146,14 @@ def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
 
 
 def test_odd_trees_get_a_sentence(tmp_path, tree):
-    for folder, message in ((tmp_path / "nowhere", "no folder"), (tree / "train", "holds none of the folders train")):
+    for folder, message in ((tmp_path / "nowhere", "no folder"), (tree / "train", "none of the folders train")):
         with pytest.raises(FileNotFoundError, match=message):
             ImageFolder(folder).load()
     (tree / "val" / "dog").mkdir()
     with pytest.raises(ValueError, match="has the class dog, which is not in"):
         ImageFolder(tree).load()
     (tree / "train" / "dog").mkdir()
-    with pytest.raises(ValueError, match="dog holds no pictures"):
+    with pytest.raises(ValueError, match="dog contains no images"):
         ImageFolder(tree).load()
 
 

@@ -200,7 +200,7 @@ class Scans(ExampleReader):
 
 def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
     test = splits.test
-    streamed = StreamedExamples(Scans(test.x, {3, 300, 301}), test.labels, scale=test.scale)
+    streamed = StreamedExamples(Scans(test.x, {3, 300, 301}), test.labels, normalisation=test.normalisation)
     condition = EvaluationSet("streamed", "scans", torch.arange(len(test)), streamed.select)
     compute(run, condition)
     assert has_predictions(run, condition)

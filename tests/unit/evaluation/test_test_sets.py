@@ -9,8 +9,8 @@ from PIL import Image
 from torch.testing import assert_close
 
 from featureflock.corruptions import corrupt, generate_set
-from featureflock.data import CustomData, Scale, Splits, TensorExamples
-from featureflock.data.image_files import IMAGENET_SCALE
+from featureflock.data import CustomData, Normalisation, Splits, TensorExamples
+from featureflock.data.image_files import IMAGENET_NORMALISATION
 from featureflock.data.sources.cache import cache_folder
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation import test_sets as sets
@@ -18,7 +18,7 @@ from featureflock.evaluation.images import altered, are_pictures, to_show
 from featureflock.evaluation.ood_sets import OODImages
 
 FOG = EvaluationProtocol(corruptions=("fog", "brightness"), severities=(2, 5))
-SCALE = Scale((10.0, 20.0, 30.0), (2.0, 3.0, 4.0))
+SCALE = Normalisation((10.0, 20.0, 30.0), (2.0, 3.0, 4.0))
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def colour():
     """30 pictures of 32 × 32, three of each class."""
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=g)
-    examples = TensorExamples(x, torch.arange(30) % 10, scale=SCALE)
+    examples = TensorExamples(x, torch.arange(30) % 10, normalisation=SCALE)
     return Splits(examples, examples, 10)
 
 
@@ -34,7 +34,7 @@ def colour():
 def grey():
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 17, (12, 1, 8, 8), dtype=torch.uint8, generator=g)
-    examples = TensorExamples(x, torch.arange(12) % 10, scale=Scale((0.0,), (16.0,)), white=16)
+    examples = TensorExamples(x, torch.arange(12) % 10, normalisation=Normalisation((0.0,), (16.0,)), white=16)
     return Splits(examples, examples, 10)
 
 
@@ -61,7 +61,7 @@ def test_corruptions_made_on_the_way_are_those_of_the_whole_set(colour):
     examples = found["fog-5"].load(chosen)
     assert torch.equal(examples.x, torch.from_numpy(whole[chosen]).permute(0, 3, 1, 2))
     assert torch.equal(examples.labels, chosen % 10)
-    assert examples.scale == SCALE
+    assert examples.normalisation == SCALE
     assert said == ["Corruptions made on the way (seed 0): all."]
 
 
@@ -80,7 +80,9 @@ def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, own_cache)
         chosen = torch.tensor([1, 5])
         made, read = condition.load(chosen), after[name].load(chosen)
         assert torch.equal(made.x, read.x)
-        assert (made.labels.tolist(), made.scale) == (read.labels.tolist(), read.scale) == ([1, 5], SCALE)
+        assert (
+            (made.labels.tolist(), made.normalisation) == (read.labels.tolist(), read.normalisation) == ([1, 5], SCALE)
+        )
 
 
 def published(folder, labels):
@@ -157,7 +159,7 @@ def test_grey_pictures_that_are_small_are_enlarged_corrupted_and_averaged(grey):
     large = np.rint(hwc(grey).repeat(3, 3).astype(np.float32) * 255 / 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
     corrupted = corrupt(large, "brightness", 5, seed=0, indices=np.arange(12))[..., 1].reshape(12, 8, 4, 8, 4)
     assert_close(x.x[:, 0], torch.from_numpy(corrupted.mean((2, 4)) * 16 / 255).float(), atol=1e-4, rtol=0)
-    assert x.scale == grey.test.scale
+    assert x.normalisation == grey.test.normalisation
     assert x.x.max() <= 16
 
 
@@ -187,7 +189,7 @@ def test_a_folder_of_pictures_is_unfamiliar(grey, tmp_path):
     x = bytes_of(examples)
     assert x.shape == (3, 1, 8, 8)
     assert x.amax((1, 2, 3)).tolist() == [0, 16, 16]
-    assert examples.scale == grey.test.scale
+    assert examples.normalisation == grey.test.normalisation
     Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
     (changed,) = sets.unfamiliar(grey, "Own", EvaluationProtocol(unfamiliar=(str(tmp_path),)))
     assert changed.identity != condition.identity
@@ -254,7 +256,7 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
             for i in range(2):
                 Image.new("RGB", (16, 16), (100 * k + 10 * i, 0, 0)).save(tmp_path / part / name / f"{i}.png")
     splits = ImageFolder(tmp_path / "data", size=16, workers=0).load()
-    assert splits.names == ("cat", "dog")
+    assert splits.class_names == ("cat", "dog")
     said = []
     assert by_name(splits, FOG, said=said) == {}
     assert "--corrupted FOLDER" in said[0]
@@ -264,7 +266,7 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
     assert examples.labels.tolist() == [0, 0, 1, 1]
     (batch,) = examples.batches([torch.arange(4)], torch.device("cpu"))
     red = torch.tensor([[[[0.0]]], [[[10.0]]], [[[100.0]]], [[[110.0]]]])
-    expected = (red - IMAGENET_SCALE.mean[0]) / IMAGENET_SCALE.deviation[0]
+    expected = (red - IMAGENET_NORMALISATION.mean[0]) / IMAGENET_NORMALISATION.std[0]
     assert_close(batch.x[:, :1], expected.expand(-1, 1, 16, 16), atol=1e-4, rtol=0)
 
 

@@ -16,14 +16,14 @@ from featureflock.data import (
     CustomData,
     Digits,
     Dominoes,
-    Scale,
+    Normalisation,
     Splits,
     TensorExamples,
     View,
     only_view,
     two_view_digits,
 )
-from featureflock.data.sets.dominoes import paired
+from featureflock.data.sets.dominoes import match_digits
 from featureflock.data.sources.cache import store
 from featureflock.evaluation import (
     EvaluationProtocol,
@@ -67,28 +67,28 @@ def test_a_domino_is_a_digit_above_a_picture_of_its_class(own_cache):
         margin = part.x[:, :, :32].clone()
         margin[:, :, 2:30, 2:30] = 0
         assert int(margin.sum()) == 0
-    assert splits.names[3] == "3 cat"
+    assert splits.class_names[3] == "3 cat"
 
 
 def test_pairs_are_drawn_by_the_seed_and_use_every_digit_before_one_again():
     digits, pictures = torch.arange(40) % 10, torch.arange(110) % 10
-    chosen = paired(digits, pictures, 0)
+    chosen = match_digits(digits, pictures, 0)
     assert torch.equal(digits[chosen], pictures)
-    assert torch.equal(chosen, paired(digits, pictures, 0))
-    assert not torch.equal(chosen, paired(digits, pictures, 1))
+    assert torch.equal(chosen, match_digits(digits, pictures, 0))
+    assert not torch.equal(chosen, match_digits(digits, pictures, 1))
     uses = torch.bincount(chosen, minlength=40)  # 11 pictures a class, 4 digits
     assert sorted(uses[digits == 7].tolist()) == [2, 3, 3, 3]
 
 
 def test_pairs_of_training_and_test_are_drawn_apart(own_cache):
     small_sets(600, 300)
-    order = [paired(torch.arange(300) % 10, torch.arange(150) % 10, 0, part) for part in (0, 1)]
+    order = [match_digits(torch.arange(300) % 10, torch.arange(150) % 10, 0, part) for part in (0, 1)]
     assert not torch.equal(*order)
 
 
 def test_a_class_without_digits_is_refused():
     with pytest.raises(ValueError, match="no digit 3"):
-        paired(torch.tensor([1, 2]), torch.tensor([1, 3]), 0)
+        match_digits(torch.tensor([1, 2]), torch.tensor([1, 3]), 0)
 
 
 @pytest.mark.parametrize(("there", "missing"), [("cifar10", "mnist"), ("mnist", "cifar10")])
@@ -108,24 +108,24 @@ def test_a_bad_seed_of_pairs_gets_a_sentence():
 
 
 def test_a_scale_of_two_parts_is_two_scales():
-    upper, lower = Scale((1.0, 2.0), (2.0, 4.0)), Scale((10.0, 20.0), (5.0, 8.0))
+    upper, lower = Normalisation((1.0, 2.0), (2.0, 4.0)), Normalisation((10.0, 20.0), (5.0, 8.0))
     x = torch.randn(3, 2, 6, 5)
     assert_close(upper.above(lower)(x), torch.cat([upper(x[:, :, :3]), lower(x[:, :, 3:])], dim=2))
-    assert_close(upper.above(lower)(upper.above(lower).zero((2, 6, 5))[None]), torch.zeros(1, 2, 6, 5))
+    assert_close(upper.above(lower)(upper.above(lower).mean_input((2, 6, 5))[None]), torch.zeros(1, 2, 6, 5))
 
 
 def test_a_scale_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="4 numbers does not fit"):
-        Scale((1.0,) * 4, (1.0,) * 4)(torch.zeros(1, 2, 5, 5))
+        Normalisation((1.0,) * 4, (1.0,) * 4)(torch.zeros(1, 2, 5, 5))
 
 
 def test_only_one_view_is_left_and_the_rest_is_the_mean():
-    scale = Scale((100.6,), (10.0,))
+    normalisation = Normalisation((100.6,), (10.0,))
     x = torch.randint(0, 256, (4, 1, 8, 16), dtype=torch.uint8)
-    left = only_view(TensorExamples(x, torch.arange(4), scale=scale), LEFT)
+    left = only_view(TensorExamples(x, torch.arange(4), normalisation=normalisation), LEFT)
     assert torch.equal(left.x[..., :8], x[..., :8])
     assert bool((left.x[..., 8:] == 101).all())
-    floats = only_view(TensorExamples(x.float(), torch.arange(4), scale=scale), RIGHT)
+    floats = only_view(TensorExamples(x.float(), torch.arange(4), normalisation=normalisation), RIGHT)
     seen = next(iter(floats.batches([torch.arange(4)], torch.device("cpu")))).x
     assert_close(seen[..., :8], torch.zeros(4, 1, 8, 8), atol=1e-5, rtol=0)
     assert bool((only_view(TensorExamples(x.float(), torch.arange(4)), RIGHT).x[..., :8] == 0).all())

@@ -135,7 +135,7 @@ def test_what_it_sees_of_the_data_is_not_augmented():
 def test_it_trains_and_its_whitening_stays(tmp_path):
     recipe = replace(SHORT, data=Digits(), model=FastCNNConfig((8, 16)), members=2, epochs=8, schedule="one-cycle")
     result = train(recipe, tmp_path / "run")
-    fresh = build(recipe, recipe.data.load().divided(subset=recipe.subset))
+    fresh = build(recipe, recipe.data.load().split(subset=recipe.subset))
     trained = weights(tmp_path / "run")
     for name, tensor in fresh.state_dict().items():
         assert torch.equal(trained[name], tensor) == ("whitening" in name and "bias" not in name), name

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.short_runs import METHODS
 
-from featureflock.data import EpochKey, Scale, TensorExamples
+from featureflock.data import EpochKey, Normalisation, TensorExamples
 from featureflock.distributed.mesh import SINGLE_PROCESS
 from featureflock.models import CNNConfig
 from featureflock.training import Recipe, ResolvedCompute
@@ -37,8 +37,10 @@ def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
         )
     loop = _Loop(recipe, None, SETUP, None, {}, None, fresh_state(recipe, ens), None, None, SINGLE_PROCESS)
     pictures = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
-    scale = Scale((0.5,) * 3, (0.2,) * 3)
-    examples = TensorExamples(pictures, torch.zeros(40, dtype=torch.long), scale=scale, padding=2, flip=True)
+    normalisation = Normalisation((0.5,) * 3, (0.2,) * 3)
+    examples = TensorExamples(
+        pictures, torch.zeros(40, dtype=torch.long), normalisation=normalisation, padding=2, flip=True
+    )
     for batch in examples.batches(torch.arange(16).split(8), META, EpochKey(0, 0)):
         assert batch.x.device == META
         loop._step(batch)

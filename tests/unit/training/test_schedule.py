@@ -40,7 +40,7 @@ def test_steps_do_not_depend_on_where_in_an_epoch():
 def test_a_run_follows_one_cycle_step_by_step(tmp_path):
     """Against the plainest loop, with the rate of each of the 20 steps written out: 5 rise, 15 fall."""
     train(CYCLE, tmp_path / "run")
-    splits = CYCLE.data.load().divided(subset=240)
+    splits = CYCLE.data.load().split(subset=240)
     ens, method = build(CYCLE, splits), CYCLE.method
     speed = {p: torch.zeros_like(p) for p in ens.parameters()}
     rates = [0.2 * n / 10 for n in (1, 3, 5, 7, 9)] + [0.2 * n / 30 for n in range(29, 0, -2)]

@@ -36,7 +36,7 @@ def test_it_is_sgd_with_the_schedule_on_the_order_of_the_seed(tmp_path):
         seed=7,
     )
     train(recipe, tmp_path / "run")
-    splits = recipe.data.load().divided(subset=240)
+    splits = recipe.data.load().split(subset=240)
     ens, method = build(recipe, splits), recipe.method
     speed = {p: torch.zeros_like(p) for p in ens.parameters()}
     for epoch, rate in enumerate([0.2, 0.1, 0.1, 0.05]):
@@ -77,7 +77,7 @@ def test_training_metrics_are_averages_over_the_epoch(tmp_path):
     recipe = replace(SHORT, method=DeepEnsembles(), epochs=1, learning_rate=1e-30)
     reporter = Remember()
     train(recipe, tmp_path, reporter=reporter)
-    splits = recipe.data.load().divided(subset=240)
+    splits = recipe.data.load().split(subset=240)
     logits = build(recipe, splits)(splits.train.x.float() / 16).detach()
     y = splits.train.labels
     ce = torch.stack([F.cross_entropy(member, y) for member in logits])
@@ -93,7 +93,7 @@ def test_training_metrics_are_averages_over_the_epoch(tmp_path):
 def test_sums_start_anew_with_each_epoch(tmp_path):
     recipe, reporter = replace(SHORT, method=DeepEnsembles(), learning_rate=1e-30), Remember()
     train(recipe, tmp_path, reporter=reporter)
-    splits = recipe.data.load().divided(subset=240)
+    splits = recipe.data.load().split(subset=240)
     first = permutation(240, 0, 1, 1)[:50]  # of the second epoch
     logits = build(recipe, splits)(splits.train.x[first].float() / 16).detach()
     ce = F.cross_entropy(logits.flatten(0, 1), splits.train.labels[first].repeat(3))

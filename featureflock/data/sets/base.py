@@ -1,0 +1,64 @@
+"""The data set interface, and the registry of data sets.
+
+@DATA_SETS.register("my-data")
+@dataclass(frozen=True)
+class MyData(DataSet):
+    def load(self) -> Splits: ...
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from featureflock.data.examples import Examples, stratified_split
+from featureflock.data.rng import Stream
+from featureflock.data.views import View
+from featureflock.utils.registry import Registry
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training, test and optional validation examples."""
+
+    train: Examples
+    test: Examples
+    classes: int
+    validation: Examples | None = None
+    class_names: tuple[str, ...] = ()
+    """One name for each class, or none at all."""
+    views: tuple[View, ...] = ()
+    """Parts of the inputs each of which suffices to predict the class, if there are any."""
+
+    def split(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
+        """Hold `validation` examples out of the training set, and train on `subset` of the rest.
+
+        Both are balanced over classes and chosen at random by the seed.
+        """
+        train, held_out = self.train, self.validation
+        if not 0 <= validation < len(train):
+            raise ValueError(f"validation must be 0 to {len(train) - 1}, to leave training examples; got {validation}.")
+        if validation:
+            positions, rest = stratified_split(train, validation, seed, Stream.VALIDATION)
+            train, held_out = train.select(rest), train.select(positions)
+        if subset is not None:
+            if not 1 <= subset <= len(train):
+                raise ValueError(f"subset must be 1 to {len(train)}, the number of training examples; got {subset}.")
+            train = train.select(stratified_split(train, subset, seed, Stream.SUBSET)[0])
+        return replace(self, train=train, validation=held_out)
+
+
+class DataSet(ABC):
+    """A data set as a recipe names it: a frozen dataclass that loads its examples."""
+
+    train_size: ClassVar[int | None] = None
+    """Number of training examples, for cost estimates before loading; None for small or unknown data."""
+    input_shape: ClassVar[tuple[int, ...] | None] = None
+    """Shape of one input, for cost estimates."""
+
+    @abstractmethod
+    def load(self) -> Splits:
+        """Return the training and test examples."""
+
+
+DATA_SETS: Registry[type[DataSet]] = Registry("data set")
+"""Data sets by the name used in recipes and on the command line."""

@@ -1,0 +1,25 @@
+"""A data set whose test set is replaced by a part of its training set."""
+
+from dataclasses import dataclass, replace
+
+from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
+from featureflock.data.sets.digits import Digits
+
+
+@DATA_SETS.register("held-out")
+@dataclass(frozen=True)
+class HeldOut(DataSet):
+    """Another data set, tested on held-out training examples: for tuning without looking at the test set."""
+
+    data: DataSet = Digits()
+    """The data set. Its test set is not used."""
+    examples: int = 200
+    """Number of training examples held out for testing, balanced over classes."""
+    seed: int = 0
+    """Chooses the held-out examples."""
+
+    def load(self) -> Splits:
+        splits = self.data.load().split(validation=self.examples, seed=self.seed)
+        if splits.validation is None:
+            raise ValueError(f"HeldOut needs at least 1 example to test on; got {self.examples}.")
+        return replace(splits, test=splits.validation, validation=None)
