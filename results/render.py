@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
-from featureflock.evaluation.metrics.registry import Better, Metric
-from featureflock.report.paper_comparison import columns_of
+from featureflock.evaluation.metrics.registry import Metric, find_metric
 
 Numbers = Mapping[str, Any]
 
@@ -51,7 +50,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: 
 def evaluation(results: dict[str, Any]) -> str:
     """Results of `featureflock evaluate`: the mean of each metric, then the differences vs Deep Ensembles."""
     groups = results["settings"]
-    metrics = [_metric(key) for key in COMPARISON if any(key in group["metrics"] for group in groups)]
+    metrics = [find_metric(key) for key in COMPARISON if any(key in group["metrics"] for group in groups)]
     heads = ["Method", "Members", "Seeds", *map(_head, metrics)]
     rows = [
         [group["title"], str(group["members"]), str(len(group["seeds"])), *cells]
@@ -70,7 +69,7 @@ def views(results: dict[str, Any]) -> str:
     """Results of an evaluation on data with two views: means, differences vs Deep Ensembles and vs feature-MAP."""
     groups = results["settings"]
     names = [name.removeprefix("only-") for name in results["conditions"] if name.startswith("only-")]
-    metrics = [_metric("accuracy"), *_view_metrics(*names)]
+    metrics = [find_metric("accuracy"), *_view_metrics(*names)]
     means = _means([group["metrics"] for group in groups], metrics)
     rows = [[group["title"], *cells] for group, cells in zip(groups, means, strict=True)]
     *_, ablation = _differences(results["against_ablation"], metrics)[:1]
@@ -88,7 +87,7 @@ def views(results: dict[str, Any]) -> str:
 def study(results: dict[str, Any]) -> str:
     """Results of `featureflock reproduce`: each row, its difference vs Deep Ensembles, and the paper's numbers."""
     rows, lines = results["rows"], []
-    metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    metrics = [find_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
     for row, means in zip(rows, _means([row["ours"] for row in rows], metrics), strict=True):
         lines.append([row["title"], str(row["members"]), *means])
         if row.get("differences"):
@@ -106,7 +105,7 @@ def study(results: dict[str, Any]) -> str:
 
 def searches(results: dict[str, Any]) -> str:
     """Searches of `featureflock tune --reference`: Deep Ensembles, then each candidate's difference from them."""
-    metrics = [_metric(key) for key in SEARCH]
+    metrics = [find_metric(key) for key in SEARCH]
     heads = ["images", "epochs", "batch", "", "seeds", "training accuracy, %", *(metric.title for metric in metrics)]
     lines = []
     for row in results["rows"]:
@@ -261,40 +260,14 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
 
 
 def _view_metrics(first: str, second: str) -> list[Metric]:
-    def metric(key: str, title: str, format: str, better: Any = "") -> Metric:
-        return Metric(key, current_words(title), better, format, lambda run: None)
-
-    accuracies = [
-        metric(f"only_{view}_{key}", f"{title}only {view}, %", "percent:1", "higher")
-        for view in (first, second)
-        for key, title in (("accuracy", ""), ("best_member_accuracy", "best member, "))
-    ]
-    return [
-        *accuracies,
-        metric("covered_views", "views covered", "fixed:1"),
-        metric(f"{first}_share", f"contribution of {first}", "fixed:3"),
-        metric("view_difference_by_input", "difference by input", "fixed:3"),
-        metric("view_difference_on_average", "on average", "fixed:3"),
-    ]
+    keys = [f"only_{view}_{key}" for view in (first, second) for key in ("accuracy", "best_member_accuracy")]
+    keys += ["covered_views", f"{first}_share", "view_difference_by_input", "view_difference_on_average"]
+    return [find_metric(key) for key in keys]
 
 
 def _head(metric: Metric) -> str:
-    return f"{metric.title} {({'higher': '↑', 'lower': '↓'}).get(metric.better, '')}".strip()
+    return f"{current_words(metric.title)} {({'higher': '↑', 'lower': '↓'}).get(metric.better, '')}".strip()
 
 
 def _plus_minus(mean: float, sd: float, digits: int) -> str:
     return f"{mean:.{digits}f} ± {sd:.{digits}f}"
-
-
-def _metric(key: str) -> Metric:
-    (column,) = columns_of([key])
-    better: Better = "higher" if column.better == "high" else "lower" if column.better == "low" else ""
-    group = (
-        "severity"
-        if "_at_severity_" in key
-        else "corrupted"
-        if key.startswith("corrupted_") and "map" not in key
-        else "clean"
-    )
-    form = f"{'percent' if column.percent else 'fixed'}:{column.digits}"
-    return Metric(key, column.title, better, form, lambda run: None, group=group)  # type: ignore[arg-type]
