@@ -369,13 +369,13 @@ def _purpose(group: Any) -> tuple[str, str]:
         match frame.f_code.co_qualname:
             case "_grams":
                 return "n × n sums", "data"
-            case "Axis.rows" | "_early.<locals>.start":
+            case "Axis.all_gather_rows" | "_early.<locals>.start":
                 return "gather", "members"
             case "_Averaged.backward":
                 return "gradients", "data"
             case "Mesh.average":
-                return "gradients", "all" if frame.f_locals["among_all"] else "data"
-            case "Axis.largest":
+                return "gradients", "all" if frame.f_locals["over_members"] else "data"
+            case "Axis.max":
                 return "bookkeeping", "all"
         frame = frame.f_back
     return "bookkeeping", "data"
@@ -421,7 +421,7 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
     with join_mesh(shape) as mesh, retained_memory():
         state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
-        x, y = setup.inputs(x[mesh.data.part(BATCH)]), y[mesh.data.part(BATCH)]
+        x, y = setup.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
         ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
         found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
 

@@ -16,7 +16,7 @@ from featureflock import methods
 from featureflock.cli.recipe_flags import Field, name_of_part, read_flags
 from featureflock.cli.terminal import make_console
 from featureflock.distributed.env import is_rank_zero
-from featureflock.distributed.failures import ReportedElsewhere
+from featureflock.distributed.failures import AlreadyReported
 from featureflock.training import (
     RECIPES,
     LineReporter,
@@ -68,7 +68,7 @@ def _said_once() -> Iterator[None]:
         try:
             yield
         except ValueError:
-            raise ReportedElsewhere(1) from None
+            raise AlreadyReported(1) from None
 
 
 def _list_recipes() -> None:

@@ -1,1 +1,1 @@
-"""Ensembles on several processes: the device mesh, the launcher's environment, failure reporting."""
+"""Ensembles on several processes: the mesh, the environment of torchrun, and failure reporting."""

@@ -1,13 +1,13 @@
-"""What processes that work together tell each other when something goes wrong, so that a person reads it once.
+"""Cross-rank failure reporting: every error is printed once.
 
-They do so in the store that their launcher keeps for them, of which each rank r writes
+Processes share a key-value store, which their launcher provides. Rank r writes the keys
 
-    who/r        its name, when it begins
-    alive/r      another number every second
-    failed/r     what went wrong, if it has said so
+    name/r         its rank, host and process id, at the start
+    heartbeat/r    a new value every second
+    failed/r       its error message, after a failure
 
-One that has lost the others ends in silence if another one has said why; or else it names those who do not change their
-number any more.
+A process that loses the connection to the others exits silently if another one has reported the reason. Otherwise it
+reports the ranks whose heartbeat has stopped.
 """
 
 import os
@@ -22,132 +22,138 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-_BEAT = 1.0
-"""Seconds between two signs of life."""
-_GRACE = 5.0
-"""Seconds within which a process that is alive has given a sign, or has found the mistake that all of them find."""
-_LOST = ("timed out", "timeout", "connection", "peer", "socket", "broken pipe")
-"""Words in the errors of those who have lost contact."""
+HEARTBEAT_SECONDS = 1.0
+GRACE_SECONDS = 5.0
+"""Within this time, a live process sends a heartbeat, and all processes find an error that they have in common."""
+_CONNECTION_WORDS = ("timed out", "timeout", "connection", "peer", "socket", "broken pipe")
+"""A RuntimeError with one of these words means that the connection to another process was lost."""
 
 
-class ReportedElsewhere(SystemExit):
-    """Another process has said what went wrong; this one ends with it."""
+class AlreadyReported(SystemExit):
+    """Raised to exit silently, because another process has reported the error."""
 
 
 class MissingProcesses(ConnectionError):
-    """Other processes did not answer."""
+    """Other processes did not respond."""
 
 
 def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout: float) -> list[Any]:
-    """A part of the store, in each connection to it, that only these processes know.
+    """Return a view of each connection to the store that only the processes of this start can see.
 
-    torchrun keeps one store for all its restarts, with the addresses of processes that have ended. So the first process
-    hands a new name to each that asks under a new name of its own, until all have said that they have it.
+    torchrun uses one store for all restarts, which still has the addresses of processes that have exited. So every
+    process requests a prefix under a random name, and rank 0 sends a new prefix to each until all have confirmed it.
     """
-    store, own, deadline = stores[0], uuid.uuid4().hex, time.monotonic() + timeout
+    store, name, deadline = stores[0], uuid.uuid4().hex, time.monotonic() + timeout
     if rank > 0:
-        store.set(f"featureflock/asks/{rank}", own)
-        given = store.get(f"featureflock/given/{own}").decode()
-        store.set(f"featureflock/has/{given}/{rank}", "")
-        return [PrefixStore(given, each) for each in stores]
-    others = set(range(1, processes))
-    while others:
-        for r in [r for r in others if store.check([f"featureflock/asks/{r}"])]:
-            asking = store.get(f"featureflock/asks/{r}").decode()
-            store.set(f"featureflock/given/{asking}", own)  # perhaps to one that has ended: ask again next time
-        others = {r for r in others if not store.check([f"featureflock/has/{own}/{r}"])}
-        if others and time.monotonic() > deadline:
-            raise MissingProcesses(f"No answer within {timeout:g} s from rank {', '.join(map(str, sorted(others)))}.")
-        time.sleep(0.02 if others else 0)
-    return [PrefixStore(own, each) for each in stores]
+        store.set(f"featureflock/request/{rank}", name)
+        prefix = store.get(f"featureflock/prefix/{name}").decode()
+        store.set(f"featureflock/confirmed/{prefix}/{rank}", "")
+        return [PrefixStore(prefix, each) for each in stores]
+    waiting = set(range(1, processes))
+    while waiting:
+        for r in [r for r in waiting if store.check([f"featureflock/request/{r}"])]:
+            requested_by = store.get(f"featureflock/request/{r}").decode()  # may have exited: then ask again
+            store.set(f"featureflock/prefix/{requested_by}", name)
+        waiting = {r for r in waiting if not store.check([f"featureflock/confirmed/{name}/{r}"])}
+        if waiting and time.monotonic() > deadline:
+            ranks = ", ".join(map(str, sorted(waiting)))
+            raise MissingProcesses(f"No response within {timeout:g} s from rank {ranks}.")
+        time.sleep(0.02 if waiting else 0)
+    return [PrefixStore(name, each) for each in stores]
 
 
 @contextmanager
-def failure_reporting(store: Any, sign: Any, rank: int, processes: int, timeout: float) -> Iterator[None]:
-    """For as long as a process works together with others: tell them of its failures, and a person of theirs.
+def failure_reporting(store: Any, heartbeat_store: Any, rank: int, processes: int, timeout: float) -> Iterator[None]:
+    """Share failures with the other processes, so that each failure is reported by one of them.
 
     Args:
-        store: of torch.distributed.
-        sign: the same store by a connection of its own, for a thread.
-        timeout: seconds after which PyTorch gives up waiting, for the message.
+        store: a store of torch.distributed.
+        heartbeat_store: the same store through a second connection, for the heartbeat thread.
+        rank, processes: of this process, and their number.
+        timeout: seconds after which PyTorch stops waiting, for the message.
     """
-    contact = _Contact(store, rank, processes)
-    contact.write("who", f"rank {rank} on {socket.gethostname()} (process {os.getpid()})")
-    over = threading.Event()
-    beating = threading.Thread(target=_beat, args=(_Contact(sign, rank, processes), over), daemon=True)
-    beating.start()
+    failures = _FailureStore(store, rank, processes)
+    name = f"rank {rank} on {socket.gethostname()} (process {os.getpid()})"
+    failures.write("name", name)
+    stop = threading.Event()
+    heartbeat = _FailureStore(heartbeat_store, rank, processes)
+    thread = threading.Thread(target=_send_heartbeats, args=(heartbeat, stop), daemon=True)
+    thread.start()
     try:
         yield
-    except (ValueError, OSError, FloatingPointError) as error:  # a mistake, of which one sentence is enough
-        contact.write("failed", str(error))
-        if contact.is_said_by_another(str(error)):
-            raise ReportedElsewhere(1) from None
+    except (ValueError, OSError, FloatingPointError) as error:  # a user error: one sentence is enough
+        failures.write("failed", str(error))
+        if failures.reported_by_lower_rank(str(error)):
+            raise AlreadyReported(1) from None
         raise
     except BaseException as error:
-        if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _LOST):
-            raise contact.end(error, timeout) from error
+        if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CONNECTION_WORDS):
+            raise failures.explain_lost_connection(error, timeout) from error
         if isinstance(error, Exception):
-            error.add_note(f"This was rank {rank} on {socket.gethostname()} (process {os.getpid()}).")
-        contact.write("failed", "")
+            error.add_note(f"This was {name}.")
+        failures.write("failed", "")
         raise
     finally:
-        over.set()
-        beating.join()
+        stop.set()
+        thread.join()
 
 
-def _beat(contact: "_Contact", over: threading.Event) -> None:
-    with suppress(RuntimeError):  # the store has ended
-        while not over.is_set():
-            contact.write("alive", str(time.monotonic_ns()))
-            over.wait(_BEAT)
+def _send_heartbeats(store: "_FailureStore", stop: threading.Event) -> None:
+    with suppress(RuntimeError):  # the store has been closed
+        while not stop.is_set():
+            store.write("heartbeat", str(time.monotonic_ns()))
+            stop.wait(HEARTBEAT_SECONDS)
 
 
-class _Contact:
+class _FailureStore:
+    """The keys of all ranks in the store."""
+
     def __init__(self, store: Any, rank: int, processes: int) -> None:
         self.store, self.rank = store, rank
         self.others = [r for r in range(processes) if r != rank]
 
-    def write(self, what: str, text: str) -> None:
+    def write(self, key: str, text: str) -> None:
         with suppress(RuntimeError):
-            self.store.set(f"featureflock/{what}/{self.rank}", text)
+            self.store.set(f"featureflock/{key}/{self.rank}", text)
 
-    def read(self, what: str, rank: int) -> str | None:
-        key = f"featureflock/{what}/{rank}"
-        return str(self.store.get(key).decode()) if self.store.check([key]) else None
+    def read(self, key: str, rank: int) -> str | None:
+        path = f"featureflock/{key}/{rank}"
+        return str(self.store.get(path).decode()) if self.store.check([path]) else None
 
-    def is_said_by_another(self, mistake: str) -> bool:
-        """Whether a process with a lower rank has found the same."""
+    def reported_by_lower_rank(self, message: str) -> bool:
+        """Wait a little, and return whether a lower rank reports the same message."""
         lower = [r for r in self.others if r < self.rank]
         with suppress(RuntimeError):
-            return _within_grace(lambda: any(self.read("failed", r) == mistake for r in lower)) if lower else False
+            return bool(lower) and _wait_for(lambda: any(self.read("failed", r) == message for r in lower))
         return False
 
-    def end(self, error: RuntimeError, timeout: float) -> BaseException:
-        """What to raise for an error by which contact was lost."""
+    def explain_lost_connection(self, error: RuntimeError, timeout: float) -> BaseException:
+        """Return the exception to raise after an error that lost the connection to other processes."""
         reason = str(error).splitlines()[0]
         try:
-            self.store.set_timeout(timedelta(seconds=_GRACE))
-            before = {r: self.read("alive", r) for r in self.others}
-            failed = _within_grace(lambda: any(self.read("failed", r) is not None for r in self.others))
-            silent = [r for r in self.others if self.read("alive", r) == before[r]]
-            names = ", ".join(self.read("who", r) or f"rank {r}" for r in silent)
+            self.store.set_timeout(timedelta(seconds=GRACE_SECONDS))
+            before = {r: self.read("heartbeat", r) for r in self.others}
+            failed = _wait_for(lambda: any(self.read("failed", r) is not None for r in self.others))
+            silent = [r for r in self.others if self.read("heartbeat", r) == before[r]]
+            names = ", ".join(self.read("name", r) or f"rank {r}" for r in silent)
             if failed or self.store.add("featureflock/lost", 1) > 1:
-                return ReportedElsewhere(1)
-        except RuntimeError:  # the store is gone with the process that kept it
-            return MissingProcesses(f"The process that brought the others together has ended: {reason}")
+                return AlreadyReported(1)
+        except RuntimeError:  # the process that hosts the store has exited
+            return MissingProcesses(f"The process that hosts the store of all processes has exited: {reason}")
         if not names:
-            message = f"No answer within {timeout:g} s, though all processes are alive: {reason}"
+            message = f"No response within {timeout:g} s, although all processes are alive: {reason}"
         elif "timed out" in reason.lower() or "timeout" in reason.lower():
-            message = f"No answer within {timeout:g} s from {names}: stuck, or ended."
+            message = f"No response within {timeout:g} s from {names}, which hangs or has exited."
         else:
-            message = f"{names} ended without a word; was it killed?"
+            message = f"{names} exited without an error message; was it killed?"
         self.write("failed", message)
         return MissingProcesses(message)
 
 
-def _within_grace(happens: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _GRACE
-    while not happens():
+def _wait_for(condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds, for GRACE_SECONDS at most, and return whether it does."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

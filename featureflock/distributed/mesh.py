@@ -1,17 +1,22 @@
-"""Members × data: an ensemble on many processes of torch.distributed. One process is the mesh 1 × 1.
+"""The mesh of processes, members × data, that trains one ensemble with torch.distributed.
 
-The processes form a table. Those of one row have the same part of each batch and some of the members each; those of
-one column have the same members and a part of the batch each:
+    with join_mesh(MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
+        ens.shard(mesh)
 
-    rank d·M + m    members n m/M … n (m + 1)/M,  examples B d/D … B (d + 1)/D        of D rows and M columns
+The processes form a table of D rows and M columns. Processes of one row have the same part of each batch and different
+members; processes of one column have the same members and different parts of the batch:
 
-Along a row, what members give is gathered, so that everything behind them (layer, shared head, loss) is computed alike
-in each process, on all n members; what comes back for its own members is then there already. Along a column a process
-has its part's mean loss, and gradients are averaged:
+    rank d·M + m    members n m/M … n (m + 1)/M,  examples B d/D … B (d + 1)/D
 
-    gather      x_m ↦ [x_0 … x_M]        backward: the rows of ∂L/∂[x_0 … x_M] that belong to x_m
-    take        [x_0 … x_M] ↦ x_m        backward: gather
-    averaged    x ↦ x                    backward: Σ_d (B_d/B) ∂L_d/∂x
+Along a row, the outputs of the members are gathered, so that each process computes everything after them (layer, shared
+head, loss) for all n members, and gets the gradients of its own members without further communication. Along a column,
+each process has the mean loss of its part, and gradients are averaged:
+
+    gather             x_m ↦ [x_0 … x_M]     backward: the rows of ∂L/∂[x_0 … x_M] that belong to x_m
+    local_rows         [x_0 … x_M] ↦ x_m     backward: gather
+    average_gradient   x ↦ x                 backward: Σ_d (B_d/B) ∂L_d/∂x
+
+A single process is the mesh 1 × 1.
 
 Shapes: n members, B examples in a batch, M × D processes.
 """
@@ -27,79 +32,83 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from featureflock.distributed.env import is_rank_zero
-from featureflock.distributed.failures import ReportedElsewhere, failure_reporting, fresh_store_prefix
+from featureflock.distributed.failures import AlreadyReported, failure_reporting, fresh_store_prefix
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class MeshShape:
-    """How many processes share the work, in two directions; `torchrun` starts them."""
+    """Number of processes along each axis of the mesh; `torchrun` starts them.
+
+    MeshShape(members=4) divides the members among 4 processes; MeshShape(members=2, data=4) needs 8 processes.
+    """
 
     members: int | None = None
-    """Processes that members are divided among; None for all that there are beside `data`."""
+    """Processes that the members are divided among; None for the number of all processes divided by `data`."""
     data: int = 1
     """Processes that each batch is divided among."""
     timeout: float = 600.0
-    """Seconds that a process waits for the others before it says who is missing, and ends."""
+    """Seconds that a process waits for the others before it reports which of them are missing, and exits."""
 
     def __post_init__(self) -> None:
         if (self.members is not None and self.members < 1) or self.data < 1:
-            raise ValueError(f"A mesh needs at least one process each way; got {self.members} and {self.data}.")
+            raise ValueError(f"A mesh needs at least one process per axis; got {self.members} and {self.data}.")
         if not 0 < self.timeout < 1e6:
             raise ValueError(f"mesh.timeout must be a positive number of seconds; got {self.timeout}.")
 
 
 class Axis:
-    """One direction of the mesh: `size` processes, of which this is number `rank`."""
+    """One axis of the mesh: `size` processes, of which this one has number `rank`.
+
+    mesh.members.local_slice(5) is slice(0, 3) on the first of two processes and slice(3, 5) on the second.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
 
-    def part(self, count: int) -> slice:
-        """Which of `count` things are this process's: as equal as can be, the first processes have one more."""
-        start, stop = (_start(count, self.size, r) for r in (self.rank, self.rank + 1))
-        return slice(start, stop)
+    def local_slice(self, count: int) -> slice:
+        """Return this process's part of `count` items. Parts differ by at most one item; larger parts come first."""
+        return slice(_start(count, self.size, self.rank), _start(count, self.size, self.rank + 1))
 
     def sum(self, x: Tensor) -> Tensor:
-        """Σ over processes, in place."""
+        """Sum x over the processes, in place."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
-    def largest(self, x: Tensor) -> Tensor:
-        """The maximum over processes, in place."""
+    def max(self, x: Tensor) -> Tensor:
+        """Take the maximum of x over the processes, in place."""
         if self.size > 1:
             dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
-    def each(self, number: int) -> list[int]:
-        """Every process's number."""
-        numbers = torch.zeros(self.size, dtype=torch.int64)
-        numbers[self.rank] = number
-        return self.sum(numbers).tolist()
+    def all_gather_int(self, value: int) -> list[int]:
+        """Return the value of every process, by rank."""
+        values = torch.zeros(self.size, dtype=torch.int64)
+        values[self.rank] = value
+        return self.sum(values).tolist()
 
-    def gather(self, part: Tensor, count: int) -> Tensor:
-        """All processes' parts of `count` rows, with gradients; see above."""
-        return part if self.size == 1 else _Gather.apply(part, self, count)  # type: ignore[no-untyped-call]
+    def gather(self, local: Tensor, count: int) -> Tensor:
+        """Concatenate the local rows of all processes, `count` in total; differentiable, see the module docstring."""
+        return local if self.size == 1 else _Gather.apply(local, self, count)  # type: ignore[no-untyped-call]
 
-    def take(self, whole: Tensor) -> Tensor:
-        """This process's part of the rows, with gradients; see above."""
-        return whole if self.size == 1 else _Take.apply(whole, self)  # type: ignore[no-untyped-call]
+    def local_rows(self, x: Tensor) -> Tensor:
+        """Return this process's part of the rows of x; differentiable, see the module docstring."""
+        return x if self.size == 1 else _LocalRows.apply(x, self)  # type: ignore[no-untyped-call]
 
-    def rows(self, part: Tensor, count: int) -> Tensor:
-        """`gather` without gradients."""
+    def all_gather_rows(self, local: Tensor, count: int) -> Tensor:
+        """Concatenate the local rows of all processes without autograd."""
         most = _start(count, self.size, 1)
-        sent = part.new_zeros(most, *part.shape[1:])
-        sent[: len(part)] = part
-        received = part.new_empty(self.size * most, *part.shape[1:])
-        dist.all_gather(list(received.split(most)), sent, group=self.group)
+        padded = local.new_zeros(most, *local.shape[1:])
+        padded[: len(local)] = local
+        received = local.new_empty(self.size * most, *local.shape[1:])
+        dist.all_gather(list(received.split(most)), padded, group=self.group)
         if count % self.size == 0:
             return received
         sizes = [_start(count, self.size, r + 1) - _start(count, self.size, r) for r in range(self.size)]
@@ -111,44 +120,53 @@ def _start(count: int, size: int, rank: int) -> int:
 
 
 class Mesh:
-    """This process's place among all; by default it is the only one."""
+    """The axes of the mesh as seen from this process. `Mesh()` is a single process.
+
+    with join_mesh(MeshShape(members=2, data=2)) as mesh:
+        mesh.members.size, mesh.data.size, mesh.world.size        # 2, 2, 4
+    """
 
     def __init__(self, members: Axis = Axis(), data: Axis = Axis(), world: Axis = Axis()) -> None:
         self.members, self.data, self.world = members, data, world
-        self.share = 1 / data.size
-        """B_d/B: this process's share of the examples in the present batch. Set it where parts are not equal."""
+        self.batch_fraction = 1 / data.size
+        """B_d/B: the fraction of the current batch that this process has. Set it if parts are not equal."""
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is the process that writes files and talks to people."""
+        """True on global rank 0, which writes the files and does the printing."""
         return self.world.rank == 0
 
     def __str__(self) -> str:
         return f"{self.members.size} × {self.data.size}"
 
-    def average(self, tensors: Sequence[Tensor], *, among_all: bool = False) -> None:
-        """Σ_d (B_d/B) x_d in place of each x: over the processes with other examples; or over all, also those with
-        other members, which have the same up to rounding."""
-        axis, weight = (self.world, self.share / self.members.size) if among_all else (self.data, self.share)
+    def average(self, tensors: Sequence[Tensor], *, over_members: bool = False) -> None:
+        """Replace each tensor x by Σ_d (B_d/B) x_d, the average over the data axis weighted by batch fractions.
+
+        With `over_members`, average over the members axis too, where tensors are equal up to rounding.
+        """
+        weight = self.batch_fraction / (self.members.size if over_members else 1)
+        axis = self.world if over_members else self.data
         if axis.size == 1:
             return
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for x in tensors:
             groups.setdefault((x.dtype, x.device), []).append(x)
-        for same in groups.values():
-            flat = torch.cat([x.reshape(-1) for x in same])
-            pieces = axis.sum(flat.mul_(weight)).split([x.numel() for x in same])
-            for x, piece in zip(same, pieces, strict=True):
+        for group in groups.values():
+            flat = torch.cat([x.reshape(-1) for x in group])
+            pieces = axis.sum(flat.mul_(weight)).split([x.numel() for x in group])
+            for x, piece in zip(group, pieces, strict=True):
                 x.copy_(piece.view(x.shape))
 
-    def averaged(self, x: Tensor) -> Tensor:
-        """The identity, through which gradients of the parts of a batch come back as that of the batch; see above."""
-        return x if self.data.size == 1 else _Averaged.apply(x, self)  # type: ignore[no-untyped-call]
+    def average_gradient(self, x: Tensor) -> Tensor:
+        """Return x; in the backward pass, average its gradient over the data axis (see the module docstring)."""
+        return x if self.data.size == 1 else _AverageGradient.apply(x, self)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def own_random_numbers(self) -> Iterator[None]:
-        """For what members draw, such as dropout's masks: other members, other numbers. Afterwards all processes draw
-        the same again, however many their members drew."""
+    def member_rng(self) -> Iterator[None]:
+        """Give each process along the members axis its own random numbers, for example for dropout masks.
+
+        Afterwards all processes continue with the same random numbers, however many each of them used.
+        """
         if self.members.size == 1:
             yield
             return
@@ -157,40 +175,44 @@ class Mesh:
             torch.manual_seed(int(torch.randint(2**62, ())) + self.members.rank)
             yield
 
-    def on_first(self, call: Callable[[], T]) -> T:
-        """What `call` gives in the first process, for all; if that is an error, the others only say that there was."""
+    def on_rank_zero(self, call: Callable[[], T]) -> T:
+        """Call a function on rank 0 and return its result on all ranks.
+
+        If it raises, rank 0 raises the error and the other ranks raise AlreadyReported.
+        """
         if self.world.size == 1:
             return call()
         error: Exception | None = None
-        said: list[Any] = [None, None]
+        message: list[Any] = [False, None]
         if self.is_rank_zero:
             try:
-                said = [True, call()]
+                message = [True, call()]
             except Exception as e:
-                error, said = e, [False, None]
-        dist.broadcast_object_list(said, src=0)
+                error = e
+        dist.broadcast_object_list(message, src=0)
         if error is not None:
             raise error
-        if not said[0]:
-            raise ReportedElsewhere(1)
-        return said[1]  # type: ignore[no-any-return]
+        succeeded, result = message
+        if not succeeded:
+            raise AlreadyReported(1)
+        return result  # type: ignore[no-any-return]
 
-    def first_then_all(self, call: Callable[[], T]) -> T:
-        """`call()` in the first process, so that others find what it fetched or mended, then in all others."""
-        given: list[T] = []
-        self.on_first(lambda: given.append(call()))
-        return given[0] if given else call()
+    def rank_zero_first(self, call: Callable[[], T]) -> T:
+        """Call a function on rank 0, which may download or repair files, and then on all other ranks."""
+        results: list[T] = []
+        self.on_rank_zero(lambda: results.append(call()))
+        return results[0] if results else call()
 
-    def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """In the first process all tensors of its row, by name; elsewhere those that are there."""
-        mine = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    def gather_to_rank_zero(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of all processes of a row on rank 0, by name, and the local tensors on all other ranks."""
+        gathered = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
         if self.members.size == 1 or self.data.rank > 0:
-            return mine
+            return gathered
         for rank in range(1, self.members.size):
             if self.members.rank == rank:
-                header = [[(name, t.dtype, t.shape) for name, t in mine.items()]]
+                header = [[(name, t.dtype, t.shape) for name, t in gathered.items()]]
                 dist.send_object_list(header, dst=0)
-                dist.send(_bytes(mine.values()), dst=0)
+                dist.send(torch.cat([t.reshape(-1).view(torch.uint8) for t in gathered.values()]), dst=0)
             elif self.is_rank_zero:
                 header = [None]  # type: ignore[list-item]
                 dist.recv_object_list(header, src=rank)
@@ -198,62 +220,70 @@ class Mesh:
                 received = torch.empty(sum(sizes), dtype=torch.uint8)
                 dist.recv(received, src=rank)
                 for (name, dtype, shape), piece in zip(header[0], received.split(sizes), strict=True):
-                    mine.setdefault(name, piece.clone().view(dtype).view(shape))
-        return mine
+                    gathered.setdefault(name, piece.clone().view(dtype).view(shape))
+        return gathered
 
 
 SINGLE_PROCESS = Mesh()
-"""The mesh of one process."""
-
-
-def _bytes(tensors: Any) -> Tensor:
-    return torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
+"""The mesh of a single process."""
 
 
 @contextmanager
 def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
-    """The mesh of all processes that a launcher has started, for as long as the context lasts.
+    """Join the mesh of all processes that torchrun started, for the duration of the context.
 
-        with joined(MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
+        with join_mesh(MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
             ens.shard(mesh)
 
-    gloo carries what is on CPUs, NCCL what is on GPUs. If a process does not answer, the others end with its name.
+    Tensors on CPUs are sent with gloo, tensors on GPUs with NCCL. If a process does not respond within `shape.timeout`
+    seconds, the others report its rank and exit.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     members = processes // shape.data if shape.members is None else shape.members
     if members * shape.data != processes:
         if not is_rank_zero():
-            raise ReportedElsewhere(1)
+            raise AlreadyReported(1)
+        needed = (members or 1) * shape.data
         raise ValueError(
-            f"A mesh of {members or 1} × {shape.data} needs {(members or 1) * shape.data} processes, and there "
-            f"{'is' if processes == 1 else 'are'} {processes}; start it with torchrun --nproc-per-node="
-            f"{(members or 1) * shape.data} -m featureflock …, or change --mesh.members and --mesh.data."
+            f"A mesh of {members or 1} × {shape.data} needs {needed} processes, and there "
+            f"{'is' if processes == 1 else 'are'} {processes}; start it with torchrun --nproc-per-node={needed} "
+            "-m featureflock …, or change --mesh.members and --mesh.data."
         )
     if processes == 1:
         yield SINGLE_PROCESS
         return
-    patience = timedelta(seconds=shape.timeout)
-    (store, rank, _), (sign, _, _) = (next(rendezvous("env://", timeout=patience)) for _ in range(2))
-    store, sign = fresh_store_prefix([store, sign], rank, processes, shape.timeout)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=shape.timeout)
+    (store, rank, _), (heartbeat_store, _, _) = (next(rendezvous("env://", timeout=timeout)) for _ in range(2))
+    store, heartbeat_store = fresh_store_prefix([store, heartbeat_store], rank, processes, shape.timeout)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     try:
-        with failure_reporting(store, sign, rank, processes, shape.timeout):
-            dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=patience)
-            kind = "cuda" if torch.cuda.is_available() else "cpu"
-            table = init_device_mesh(kind, (shape.data, members), mesh_dim_names=("data", "members"))
-            for name in ("members", "data"):
-                dist.distributed_c10d._set_pg_timeout(patience, table.get_group(name))
-            yield Mesh(Axis(table.get_group("members")), Axis(table.get_group("data")), Axis(dist.group.WORLD))
+        with failure_reporting(store, heartbeat_store, rank, processes, shape.timeout):
+            dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
+            table = torch.arange(processes).view(shape.data, members)
+            axes = _axis(table.tolist(), timeout), _axis(table.T.tolist(), timeout)
+            yield Mesh(*axes, Axis(dist.group.WORLD))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
+def _axis(groups: list[list[int]], timeout: timedelta) -> Axis:
+    """Return the axis whose process groups have these ranks."""
+    if len(groups[0]) == 1:
+        return Axis()
+    if len(groups) == 1:
+        return Axis(dist.group.WORLD)
+    return Axis(dist.new_subgroups_by_enumeration(groups, timeout=timeout)[0])
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: Axis, count: int) -> Tensor:
-        ctx.part = axis.part(count)
-        return axis.rows(part, count)
+    def forward(ctx: Any, local: Tensor, axis: Axis, count: int) -> Tensor:
+        ctx.part = axis.local_slice(count)
+        return axis.all_gather_rows(local, count)
 
     @staticmethod
     @once_differentiable
@@ -261,19 +291,19 @@ class _Gather(torch.autograd.Function):
         return grad[ctx.part], None, None
 
 
-class _Take(torch.autograd.Function):
+class _LocalRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, axis: Axis) -> Tensor:
-        ctx.axis, ctx.count = axis, len(whole)
-        return whole[axis.part(len(whole))].clone()
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis, ctx.count = axis, len(x)
+        return x[axis.local_slice(len(x))].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.axis.rows(grad, ctx.count), None
+        return ctx.axis.all_gather_rows(grad, ctx.count), None
 
 
-class _Averaged(torch.autograd.Function):
+class _AverageGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: Mesh) -> Tensor:
         ctx.mesh = mesh
@@ -282,4 +312,4 @@ class _Averaged(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.mesh.data.sum(grad * ctx.mesh.share), None
+        return ctx.mesh.data.sum(grad * ctx.mesh.batch_fraction), None

@@ -110,7 +110,7 @@ class Ensemble(nn.Module):
         From then on x is this process's part of a batch, and `ens(x)` has the logits of all n members for it in every
         process. Back-propagate the part's ordinary loss, then call `average_gradients`, then step.
 
-            with ff.joined(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
+            with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
                 optimiser = torch.optim.SGD(ens.parameters(), lr=0.1)
                 method.loss(ens, x, y).backward()
@@ -130,7 +130,7 @@ class Ensemble(nn.Module):
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
         for modules in self._of_members():
-            for i in set(range(len(self))) - set(range(len(self))[mesh.members.part(len(self))]):
+            for i in set(range(len(self))) - set(range(len(self))[mesh.members.local_slice(len(self))]):
                 modules[i] = RemoteMember()
         return self
 
@@ -145,7 +145,7 @@ class Ensemble(nn.Module):
         grads = {p: p.grad for p in self.parameters() if p.grad is not None}
         statistics = [b for b in self.buffers() if b.is_floating_point()]
         self.mesh.average([grad for p, grad in grads.items() if p in own] + statistics)
-        self.mesh.average([grad for p, grad in grads.items() if p not in own], among_all=True)
+        self.mesh.average([grad for p, grad in grads.items() if p not in own], over_members=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Ensemble(nn.Module):
 
     def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
         here = self._here(modules)
-        with self.mesh.own_random_numbers():
+        with self.mesh.member_rng():
             return execute(here, states, [x] * len(here), self.execution)
 
     def _of_members(self) -> list[nn.ModuleList]:
@@ -174,7 +174,7 @@ class Ensemble(nn.Module):
     def _here(self, modules: nn.Module) -> list[nn.Module]:
         """Those of them that this process has."""
         assert isinstance(modules, nn.ModuleList)
-        return list(modules)[self.mesh.members.part(len(self))]
+        return list(modules)[self.mesh.members.local_slice(len(self))]
 
     def _all(self, parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
         """What this process's members gave, and all others'."""
@@ -216,7 +216,7 @@ class Ensemble(nn.Module):
             logits = self._shared_head(self.layer(features) if self.layer is not None and in_between else features)
         else:
             if self.layer is not None and in_between:
-                features = self.mesh.members.take(self.layer(self._all(features, "features")))
+                features = self.mesh.members.local_rows(self.layer(self._all(features, "features")))
             logits = self._all(execute(self._here(self.head), head_states, features, self.execution), "logits")
         return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
 
@@ -305,8 +305,8 @@ class Ensemble(nn.Module):
             sizes = ", ".join(str(v.numel()) for v in vectors)
             raise ValueError(f"A layer on the weights needs members of one size; they have {sizes} trained weights.")
         states: tuple[list[State], list[State]] = [], []
-        transported = self.mesh.members.take(layer(self._all(vectors, "weights")))
-        for member, vector in zip(members, self.mesh.averaged(transported), strict=True):
+        transported = self.mesh.members.local_rows(layer(self._all(vectors, "weights")))
+        for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
             pair: tuple[State, State] = {}, {}
             pieces = vector.split([p.numel() for p in member.values()])
             for ((k, name), p), piece in zip(member.items(), pieces, strict=True):

@@ -62,7 +62,7 @@ def train(
     """
     with join_mesh(engine.mesh) as mesh:
         # What torchrun starts again goes on with what it had begun. A host whose own were well does not count it.
-        resume = resume or bool(mesh.world.largest(torch.tensor(int(restarted_by_torchrun()))))
+        resume = resume or bool(mesh.world.max(torch.tensor(int(restarted_by_torchrun()))))
         reporter = reporter if mesh.is_rank_zero else Reporter()
         return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)
 
@@ -71,11 +71,11 @@ def _train(
     recipe: Recipe, run: RunFolder, engine: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> dict[str, Any]:
     description = describe(recipe)
-    finished = mesh.on_first(lambda: run.check(description, resume))
+    finished = mesh.on_rank_zero(lambda: run.check(description, resume))
     if finished is not None:
         reporter.note(f"{run} is finished already.")
         return finished
-    splits = mesh.first_then_all(recipe.splits)
+    splits = mesh.rank_zero_first(recipe.splits)
     taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
     _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)
@@ -88,19 +88,19 @@ def _train(
     facts = {"recipe": description, "data": splits.train.digest(), "where": where}
     state = fresh_state(recipe, setup.prepare(ens.shard(mesh)))
     with ExitStack() as stack:
-        mesh.on_first(lambda: stack.enter_context(run.locked()))
-        finished = mesh.on_first(lambda: run.check(description, resume))  # again: others may have begun meanwhile
+        mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
+        finished = mesh.on_rank_zero(lambda: run.check(description, resume))  # again: others may have begun meanwhile
         if finished is not None:
             return finished
-        notes = mesh.first_then_all(lambda: _go_on(run, state, facts))
-        if int(mesh.world.largest(torch.tensor(state.step))) != state.step:
+        notes = mesh.rank_zero_first(lambda: _go_on(run, state, facts))
+        if int(mesh.world.max(torch.tensor(state.step))) != state.step:
             raise ValueError(f"{run} must be in a folder that all hosts share; here its checkpoint is not to be found.")
         if resume and state.step == 0:
             notes.append("There is no checkpoint yet: starting from the beginning.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
         for text in (*notes, f"Computing on{processes} {setup}."):
             reporter.note(text)
-        mesh.on_first(lambda: _begin(run, state, description, {**environment, "setup": where}, splits))
+        mesh.on_rank_zero(lambda: _begin(run, state, description, {**environment, "setup": where}, splits))
         steps = math.ceil(taken / recipe.batch)
         try:
             reporter.start(RunPlan(recipe.epochs, steps, taken, state.step, state.epoch))
@@ -110,8 +110,8 @@ def _train(
                     loop.run_epoch()
                     loop.finish_epoch()
                 test = loop.measured(splits.test, "test")
-                whole = mesh.collect(ens.state_dict())
-                return mesh.on_first(lambda: _finish(run, recipe, splits, ens, whole, parameters, test))
+                whole = mesh.gather_to_rank_zero(ens.state_dict())
+                return mesh.on_rank_zero(lambda: _finish(run, recipe, splits, ens, whole, parameters, test))
         finally:
             reporter.close()
 
@@ -192,7 +192,7 @@ class _Loop:
         examples = self.splits.train
         shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
         whole = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
-        order = [positions[self.mesh.data.part(len(positions))] for positions in whole]
+        order = [positions[self.mesh.data.local_slice(len(positions))] for positions in whole]
         state.ens.train()
         saved = time.monotonic()
         began = saved - state.seconds
@@ -200,9 +200,9 @@ class _Loop:
         for batch in examples.batches(order[state.batch :], device, draw):
             self._tell_unreadable(batch)
             # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
-            sizes = self.mesh.data.each(len(batch.y))
+            sizes = self.mesh.data.all_gather_int(len(batch.y))
             if (sum(sizes) > 1 or sum(sizes) == recipe.batch) and min(sizes) > 0:
-                self.mesh.share = len(batch.y) / sum(sizes)
+                self.mesh.batch_fraction = len(batch.y) / sum(sizes)
                 for group in state.optimisers[0].param_groups:
                     group["lr"] = recipe.learning_rate_of(state.epoch + (state.batch + 0.5) / len(order))
                 self._step(batch)
@@ -210,7 +210,7 @@ class _Loop:
             state.seconds = time.monotonic() - began
             self.reporter.step(state.step, self._averages)
             due = time.monotonic() - saved >= 60 * self.engine.checkpoint_minutes
-            signal_, due = self.mesh.world.largest(torch.tensor([self.interrupts.received or 0, int(due)])).tolist()
+            signal_, due = self.mesh.world.max(torch.tensor([self.interrupts.received or 0, int(due)])).tolist()
             self._stop_if(signal_)
             if state.batch < len(order) and due:
                 self._save()
@@ -235,7 +235,7 @@ class _Loop:
             "accuracy": 100 * correct / count,
             "seconds": state.seconds,
             "images_per_second": count / state.seconds,
-            "unreadable": sum(self.mesh.data.each(len(state.unreadable))),
+            "unreadable": sum(self.mesh.data.all_gather_int(len(state.unreadable))),
         }
         if splits.validation is not None:
             line["validation"] = self.measured(splits.validation, "validation")
@@ -266,7 +266,7 @@ class _Loop:
         for optimiser in state.optimisers:
             optimiser.zero_grad()
         try:
-            usual = len(range(self.recipe.batch)[self.mesh.data.part(self.recipe.batch)])
+            usual = len(range(self.recipe.batch)[self.mesh.data.local_slice(self.recipe.batch)])
             with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == usual):
                 loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
         except NonFiniteError as error:
@@ -321,7 +321,7 @@ class _Loop:
         if members is not None:
             raise self._divergence(members, state.step - 1)
         checkpoint = state.checkpoint(self.facts)
-        checkpoint = replace(checkpoint, tensors=self.mesh.collect(checkpoint.tensors))
+        checkpoint = replace(checkpoint, tensors=self.mesh.gather_to_rank_zero(checkpoint.tensors))
         if self.mesh.is_rank_zero:
             with self.run.writing():
                 checkpoints.write(self.run.checkpoints, state.step, checkpoint)

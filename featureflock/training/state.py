@@ -80,7 +80,7 @@ def non_finite_members(state: State) -> list[int] | None:
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
     bad = [not all(sound(p) for p in m.parameters()) for m in (*state.ens.extractors, state.ens)]
-    *members, anyone = state.ens.mesh.world.largest(torch.tensor(bad, dtype=torch.int64)).tolist()
+    *members, anyone = state.ens.mesh.world.max(torch.tensor(bad, dtype=torch.int64)).tolist()
     return [i for i, member in enumerate(members) if member] if anyone else None
 
 

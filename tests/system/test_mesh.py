@@ -89,15 +89,15 @@ class Case:
             for step in range(self.steps):
                 torch.manual_seed(step)
                 whole = torch.randperm(40)[: 11 - 2 * (step % 2)]
-                part = whole[mesh.data.part(len(whole))]
-                mesh.share = len(part) / len(whole)
+                part = whole[mesh.data.local_slice(len(whole))]
+                mesh.batch_fraction = len(part) / len(whole)
                 for optimiser in optimisers:
                     optimiser.zero_grad()
                 method.loss(ens, x[part], y[part]).backward()
                 ens.average_gradients()
                 for optimiser in optimisers:
                     optimiser.step()
-            return mesh.collect(ens.state_dict())
+            return mesh.gather_to_rank_zero(ens.state_dict())
 
 
 METHODS = (DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP())
@@ -223,25 +223,27 @@ def on_axes() -> None:
     whole = torch.arange(10.0).view(5, 2)
     with join_mesh(MeshShape(timeout=30)) as mesh:
         axis, rank = mesh.members, mesh.world.rank
-        own = whole[axis.part(5)].clone().requires_grad_()
+        own = whole[axis.local_slice(5)].clone().requires_grad_()
         gathered = axis.gather(own, 5)
         assert_close(gathered, whole)
         (gathered * whole.square()).sum().backward()
-        assert_close(own.grad, whole.square()[axis.part(5)])
+        assert_close(own.grad, whole.square()[axis.local_slice(5)])
         everything = whole.clone().requires_grad_()
-        taken = axis.take(everything)
+        taken = axis.local_rows(everything)
         assert_close(taken, own)
         (taken * (rank + 1)).sum().backward()
         assert_close(everything.grad, torch.tensor([1.0, 1, 2, 2, 3])[:, None].expand(5, 2))
-        assert axis.each(10 * rank) == [0, 10, 20]
-        assert mesh.data.each(7) == [7]
-        assert axis.largest(torch.tensor([rank, -rank])).tolist() == [2, 0]
-        assert mesh.on_first(lambda: rank) == 0
-        with mesh.own_random_numbers():
+        assert axis.all_gather_int(10 * rank) == [0, 10, 20]
+        assert mesh.data.all_gather_int(7) == [7]
+        assert axis.max(torch.tensor([rank, -rank])).tolist() == [2, 0]
+        assert mesh.on_rank_zero(lambda: rank) == 0
+        with mesh.member_rng():
             drawn = torch.randint(2**40, (rank + 1,))  # of another length each
-        assert len(set(axis.each(int(drawn[0])))) == 3
-        assert len(set(axis.each(int(torch.randint(2**40, ()))))) == 1
-        collected = mesh.collect({f"of {rank}": own, "of all": torch.tensor([True]), "scalar": torch.tensor(rank)})
+        assert len(set(axis.all_gather_int(int(drawn[0])))) == 3
+        assert len(set(axis.all_gather_int(int(torch.randint(2**40, ()))))) == 1
+        collected = mesh.gather_to_rank_zero(
+            {f"of {rank}": own, "of all": torch.tensor([True]), "scalar": torch.tensor(rank)}
+        )
         if mesh.is_rank_zero:
             assert_close(torch.cat([collected[f"of {r}"] for r in range(3)]), whole)
             assert collected["scalar"].item() == 0
@@ -259,7 +261,7 @@ def test_parts_are_a_partition_as_equal_as_can_be(count, size):
     for rank in range(size):
         axis = Axis()
         axis.size, axis.rank = size, rank
-        parts.append(torch.arange(count)[axis.part(count)])
+        parts.append(torch.arange(count)[axis.local_slice(count)])
     assert torch.equal(torch.cat(parts), torch.arange(count))
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
@@ -288,7 +290,7 @@ def test_one_process_is_the_mesh_1_by_1():
         assert mesh is SINGLE_PROCESS
         assert str(mesh) == "1 × 1"
         assert mesh.is_rank_zero
-        assert mesh.share == 1
+        assert mesh.batch_fraction == 1
     wrong = pytest.raises(
         ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun"
     )

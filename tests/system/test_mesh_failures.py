@@ -100,7 +100,7 @@ def test_others_end_when_one_is_killed_and_name_it(tmp_path):
     words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
     processes = start(4, tmp_path / "said", fail_in_step_7, "SIGKILL", *words)
     assert finish(processes, 60) == [1, 1, 1, -signal.SIGKILL]
-    sentence = rf"rank 3 on \S+ \(process {processes[3].pid}\) ended without a word; was it killed\?"
+    sentence = rf"rank 3 on \S+ \(process {processes[3].pid}\) exited without an error message; was it killed\?"
     assert len(re.findall(sentence, "".join(said(tmp_path / "said")))) == 1
 
 
@@ -114,7 +114,7 @@ def test_one_that_is_stuck_is_named_when_the_time_is_up(tmp_path):
     processes[0].join(60)
     assert time.monotonic() - began < timeout + 12
     assert finish(processes, 0) == [1, None]
-    sentence = rf"featureflock: No answer within {timeout} s from rank 1 on \S+ \(process {processes[1].pid}\)"
+    sentence = rf"featureflock: No response within {timeout} s from rank 1 on \S+ \(process {processes[1].pid}\)"
     assert len(re.findall(sentence, said(tmp_path / "said")[0])) == 1
 
 
