@@ -1,7 +1,7 @@
-"""The ensemble methods of the paper: each a frozen dataclass that builds an ensemble and computes its training loss."""
+"""The ensemble methods of the paper, one file each. A method builds an ensemble and computes its training loss."""
 
 from featureflock.methods.adp import ADP
-from featureflock.methods.base import Method
+from featureflock.methods.base import METHODS, LossOutput, Method
 from featureflock.methods.deep_ensembles import DeepEnsembles
 from featureflock.methods.dice import DICE
 from featureflock.methods.feature_map import FeatureMAP
@@ -9,5 +9,20 @@ from featureflock.methods.feature_wgd import FeatureWGD
 from featureflock.methods.function_wgd import FunctionWGD
 from featureflock.methods.single import Single
 from featureflock.methods.weight_wgd import WeightWGD
+from featureflock.utils.registry import import_submodules
 
-__all__ = ["ADP", "DICE", "DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Method", "Single", "WeightWGD"]
+import_submodules(__name__, __path__)
+
+__all__ = [
+    "ADP",
+    "DICE",
+    "METHODS",
+    "DeepEnsembles",
+    "FeatureMAP",
+    "FeatureWGD",
+    "FunctionWGD",
+    "LossOutput",
+    "Method",
+    "Single",
+    "WeightWGD",
+]

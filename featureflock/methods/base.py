@@ -1,20 +1,25 @@
-"""What a method is, and what methods share.
+"""Base class and registry of ensemble methods.
 
-A method is a frozen dataclass of hyper-parameters with two functions, `build` and `loss`. Every method starts from the
-same members: member i of seed s is made right after torch.manual_seed(1000 s + i), first its extractor, then its head.
-So it depends neither on the number of members nor on the method, and anybody can make it and train it alone. A shared
-head is that of member 0. Networks that a method adds are made after torch.manual_seed(2³² + s).
+A method is a frozen dataclass of hyper-parameters with two functions: `build` returns the ensemble, and `loss` computes
+what to back-propagate.
 
-What else a method may need of a training loop has a usual answer: `own_optimisers` for networks with a learning rate of
-their own, and `order` for batches of a certain kind. Networks and numbers that it keeps, such as how far training is,
-are submodules and buffers of the ensemble, and so are part of every checkpoint.
+    method = FeatureWGD(Cauchy(1e-3))
+    ens = method.build(make_extractor, make_head, members=5, seed=0)
+    method.loss(ens, x, y).loss.backward()
+
+Initial weights are the same for every method: member i of seed s is built after torch.manual_seed(1000 s + i), first
+its extractor, then its head. So a member depends neither on the number of members nor on the method, and can be trained
+alone. A shared head is the head of member 0. Networks that a method adds are built after torch.manual_seed(2³² + s).
+
+`extra_optimisers` and `order` are optional: parameters with an optimiser of their own, and batches of a special
+composition. Additional networks and counters are submodules and buffers of the ensemble, so checkpoints include them.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,19 +32,30 @@ from featureflock.core.rules import WGD, Rule
 from featureflock.core.transport import Subspace
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
+from featureflock.utils.registry import Registry
 
 Factory = Callable[[], nn.Module]
 
 
-class Method(ABC):
-    """A method of your own says how to put members together, and what to back-propagate."""
+class LossOutput(NamedTuple):
+    """Result of `Method.loss`."""
 
-    title: ClassVar[str] = "own method"
-    """What it is called in tables."""
+    loss: Tensor
+    """Scalar to back-propagate."""
+    outputs: Tensor
+    """Logits of the members, (n, B, C), from which the training loop computes accuracy and cross-entropy."""
+
+
+class Method(ABC):
+    """Base class of methods. A subclass implements `assemble` and `loss`."""
+
+    title: ClassVar[str] = "custom method"
+    """Name in tables."""
     default_members: ClassVar[int] = 10
+    """Ensemble size if none is given."""
     splits_over_batch: ClassVar[bool] = True
-    """Whether the loss of a batch is the mean of those of its parts, weighted by their sizes, so that processes can
-    have a part each; a particle layer's sums over the batch are taken over all parts."""
+    """Whether the loss of a batch is the size-weighted mean of the losses of its parts, so that processes can compute
+    one part each. The sums of a particle layer over the batch are taken over all parts."""
 
     def build(
         self,
@@ -51,14 +67,14 @@ class Method(ABC):
         train_size: int | None = None,
         execution: Execution = "sequential",
     ) -> Ensemble:
-        """A freshly initialised ensemble. PyTorch's global random numbers stay as they were.
+        """Build a randomly initialised ensemble. PyTorch's global random state is unchanged.
 
         Args:
-            make_extractor, make_head: make one of each, with weights drawn from PyTorch's random numbers.
-            members: how many; None for the paper's number, 10, or 1 where the method is about one network.
-            seed: of the initial weights.
-            train_size: N, the number of training points; only weight-WGD needs it.
-            execution: how members are computed, as in `Ensemble`.
+            make_extractor, make_head: return a new module, initialised with PyTorch's global random generator.
+            members: ensemble size; None for `default_members`.
+            seed: seed of the initial weights.
+            train_size: N, the number of training points; needed by weight-WGD and DICE.
+            execution: execution mode of the members, as in `Ensemble`.
         """
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
@@ -78,35 +94,39 @@ class Method(ABC):
 
     @abstractmethod
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
-        """The ensemble of freshly made extractors and heads, for a data set of `train_size` points."""
+        """Combine new extractors and heads into an ensemble for a data set of `train_size` points."""
 
     @abstractmethod
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-        """What to back-propagate for a batch of inputs x and labels y (B,). It calls `ens(x)` once."""
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        """Loss and member outputs for a batch of inputs x and labels y (B,)."""
 
     def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
-        """Optimisers for some of the ensemble's parameters; all others are the training loop's to optimise.
+        """Optimisers for parameters that the training loop should not optimise itself.
 
-        Each makes a step after the backward pass of each batch. Their learning rates are left alone.
+        Each one steps after every backward pass. The schedule of the recipe does not change their learning rates.
         """
         return []
 
     def optimisers(
         self, ens: Ensemble, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     ) -> list[torch.optim.Optimizer]:
-        """`make(parameters)` for all trained parameters but those that the method optimises itself; then its own."""
-        own = self.extra_optimisers(ens)
-        theirs = {p for optimiser in own for group in optimiser.param_groups for p in group["params"]}
-        return [make([p for p in ens.parameters() if p.requires_grad and p not in theirs]), *own]
+        """All optimisers: `make(parameters)` for the parameters without an extra optimiser, then the extra ones."""
+        extra = self.extra_optimisers(ens)
+        excluded = {p for optimiser in extra for group in optimiser.param_groups for p in group["params"]}
+        return [make([p for p in ens.parameters() if p.requires_grad and p not in excluded]), *extra]
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
-        """The order in which an epoch takes the N training examples, given a random one; batches are cut from it.
+        """Order of the N training examples in an epoch, from which consecutive batches are taken.
 
         Args:
-            shuffled: positions 0 … N − 1 in random order.
-            labels: (N,), by position.
+            shuffled: a random permutation of 0 … N − 1.
+            labels: (N,), indexed by position.
         """
         return shuffled
+
+
+METHODS: Registry[type[Method]] = Registry("method")
+"""Methods by their command-line name."""
 
 
 @dataclass(frozen=True)
@@ -114,27 +134,29 @@ class TransportSettings:
     """Hyper-parameters of the methods whose members repel each other."""
 
     prior: Prior = Cauchy(1e-3)
-    """Prior on each number of a particle, such as Cauchy(precision)."""
+    """Prior on each coordinate of a particle."""
     kernel: Kernel = RBF()
     """Kernel between particles."""
     rank: int | None = 5
-    """Directions in which members repel, or as many as there are members if that is fewer; None for no projection."""
+    """Dimension of the subspace in which members repel, at most the number of members; None for no projection."""
     subspace: Subspace = "dominant"
-    """The dominant directions, or the weakest, as in the authors' code."""
+    """Subspace of the repulsion: the dominant directions, or the weakest ones as in the authors' code."""
     rule: Rule = WGD()
     """Update rule of the particles."""
 
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
+        """Particle layer with these hyper-parameters."""
         rank = None if self.rank is None else min(self.rank, members)
         return ParticleLayer(self.prior, self.kernel, rank, self.subspace, self.rule, count=count)
 
 
-def check_weight(name: str, value: float) -> None:
+def check_non_negative(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is finite and at least 0."""
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
 
 
-def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-    """−(1/nB) Σ_i Σ_b log p_i(y_b | x_b): the loss that a particle layer expects."""
+def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+    """−(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the loss that a particle layer expects."""
     logits = ens(x)
-    return F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))
+    return LossOutput(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits))), logits)

@@ -1,10 +1,10 @@
-"""Deep Ensembles (Lakshminarayanan et al., 2017): networks that differ by their initial weights alone.
+"""Deep Ensembles (Lakshminarayanan et al., 2017): independent networks that differ only in their initial weights.
 
     loss = Σ_i CE_i
 
-Nothing is shared and the losses are summed, so each member gets exactly the gradient that it would get alone, and
-becomes, run one after another, bit for bit what training it alone gives. Only dropout masks are drawn from one stream
-of random numbers for all members: with dropout, they are as likely as those that training alone would draw.
+Nothing is shared and the losses are summed, so each member gets the gradient that it would get if it were trained
+alone. In sequential execution the trained weights are bit-identical to those of separate training runs. Dropout is the
+exception: all members draw their masks from one random stream, so masks differ from those of separate runs.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method
+from featureflock.methods.base import METHODS, LossOutput, Method
 
 
+@METHODS.register("deep-ensembles")
 @dataclass(frozen=True)
 class DeepEnsembles(Method):
     """Independent networks, each trained by maximum likelihood."""
@@ -26,5 +27,6 @@ class DeepEnsembles(Method):
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads)
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([F.cross_entropy(logits, y) for logits in ens(x)]).sum()
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        outputs = ens(x)
+        return LossOutput(torch.stack([F.cross_entropy(logits, y) for logits in outputs]).sum(), outputs)

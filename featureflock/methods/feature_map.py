@@ -1,6 +1,7 @@
-"""feature-MAP: the feature prior without repulsion, v = g + s. With one member, the paper's ablation (its appendix C).
+"""feature-MAP: the feature prior without repulsion, v = g + s.
 
-With several members it is a shared head without repulsion: the ablation that tells what the repulsion adds.
+With one member, this is the ablation of the paper's appendix C. With several members it is a shared head without
+repulsion, an ablation that isolates the effect of the repulsion.
 """
 
 from dataclasses import dataclass
@@ -12,22 +13,23 @@ from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import MAP
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method, mean_cross_entropy
+from featureflock.methods.base import METHODS, LossOutput, Method, mean_cross_entropy
 
 
+@METHODS.register("feature-map")
 @dataclass(frozen=True)
 class FeatureMAP(Method):
-    """The prior on the features before a shared head, and nothing else."""
+    """A prior on the features before a shared head, without repulsion."""
 
     title = "feature-MAP"
 
     default_members: ClassVar[int] = 1
 
     prior: Prior = Cauchy(5e-3)
-    """Prior on each feature; the paper's for CIFAR-100, on which it has this ablation."""
+    """Prior on each feature. The default is the paper's for CIFAR-100, where it reports this ablation."""
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads[0], ParticleLayer(self.prior, rule=MAP()))
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         return mean_cross_entropy(ens, x, y)

@@ -1,4 +1,4 @@
-"""feature-WGD, the paper's method: members repel each other in the space of their features (its Algorithm 1).
+"""feature-WGD, the paper's method (Algorithm 1): members repel each other in feature space.
 
 n extractors and one shared head, with the particle layer between them.
 """
@@ -9,20 +9,21 @@ from torch import Tensor, nn
 
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
 
 
+@METHODS.register("feature-wgd")
 @dataclass(frozen=True)
 class FeatureWGD(TransportSettings, Method):
-    """Particles are the features before a shared head."""
+    """Members repel each other in feature space, before a shared head."""
 
     title = "feature-WGD"
 
     prior: Prior = Cauchy(1e-3)
-    """Prior on each feature. This is the paper's for CIFAR-10; it has 5e-3 for CIFAR-100 and 2e-3 for ImageNet."""
+    """Prior on each feature. The paper uses precision 1e-3 for CIFAR-10, 5e-3 for CIFAR-100 and 2e-3 for ImageNet."""
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads[0], self.layer(len(extractors)))
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         return mean_cross_entropy(ens, x, y)

@@ -1,6 +1,6 @@
-"""function-WGD (Wang et al., 2019, with the paper's update): members repel each other in the space of their logits.
+"""function-WGD (Wang et al., 2019, with the paper's update): members repel each other in logit space.
 
-Every member has a head of its own, and the particle layer sits behind the heads.
+Every member has its own head, and the particle layer follows the heads.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from torch import Tensor, nn
 
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
 
 
+@METHODS.register("function-wgd")
 @dataclass(frozen=True)
 class FunctionWGD(TransportSettings, Method):
-    """Particles are the logits of members that share nothing."""
+    """Members repel each other in logit space; nothing is shared."""
 
     title = "function-WGD"
 
     prior: Prior = Cauchy(1e-6)
-    """Prior on each logit; the paper's for CIFAR."""
+    """Prior on each logit. The default is the paper's for CIFAR."""
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads, self.layer(len(extractors)), at="logits")
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         return mean_cross_entropy(ens, x, y)

@@ -1,4 +1,4 @@
-"""One network, trained by maximum likelihood: the paper's baseline.
+"""A single network trained by maximum likelihood: the paper's baseline.
 
 loss = CE
 """
@@ -9,12 +9,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method, mean_cross_entropy
+from featureflock.methods.base import METHODS, LossOutput, Method, mean_cross_entropy
 
 
+@METHODS.register("single")
 @dataclass(frozen=True)
 class Single(Method):
-    """One network, trained by maximum likelihood."""
+    """A single network trained by maximum likelihood."""
 
     title = "Single"
 
@@ -22,8 +23,8 @@ class Single(Method):
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if len(extractors) != 1:
-            raise ValueError(f"Single is one network; got members={len(extractors)}. DeepEnsembles trains several.")
+            raise ValueError(f"Single trains one network, got members={len(extractors)}; use DeepEnsembles for several.")
         return Ensemble(extractors, heads)
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         return mean_cross_entropy(ens, x, y)

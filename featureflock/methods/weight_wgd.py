@@ -1,7 +1,8 @@
-"""weight-WGD (D'Angelo and Fortuin, 2021, with the paper's update): members repel each other in the space of weights.
+"""weight-WGD (D'Angelo and Fortuin, 2021, with the paper's update): members repel each other in weight space.
 
-The particles are all trained weights of each member, own head included. The data gradient is that of the whole data set
-of N points, estimated by N/B times the mini-batch's, and the update is v/N: prior and repulsion enter it with 1/N.
+A particle is the vector of all trainable weights of a member, including its head. The data gradient is that of the full
+data set of N points, estimated as N/B times the gradient of the mini-batch. The update is v/N, so prior and repulsion
+are scaled by 1/N.
 """
 
 from dataclasses import dataclass
@@ -10,22 +11,23 @@ from torch import Tensor, nn
 
 from featureflock.core.priors import Normal, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
 
 
+@METHODS.register("weight-wgd")
 @dataclass(frozen=True)
 class WeightWGD(TransportSettings, Method):
-    """Particles are the weights of members that share nothing."""
+    """Members repel each other in weight space; nothing is shared."""
 
     title = "weight-WGD"
 
     prior: Prior = Normal(1e-3)
-    """Prior on each weight, beside any weight decay of the optimiser; the paper's for CIFAR."""
+    """Prior on each weight, in addition to weight decay. The default is the paper's for CIFAR."""
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:
-            raise ValueError("WeightWGD needs train_size=N, the number of training points that the posterior is about.")
+            raise ValueError("WeightWGD needs train_size=N, the number of training points.")
         return Ensemble(extractors, heads, self.layer(len(extractors), count=train_size), at="weights")
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         return mean_cross_entropy(ens, x, y)

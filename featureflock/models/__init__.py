@@ -1,28 +1,27 @@
-"""Feature extractors with a `.feature_dim`, and the architectures by which a recipe names them.
+"""Feature extractors and their configurations: one file per network.
 
-extractor = models.WRN(depth=16, width=4).extractor((3, 32, 32))     # the same as models.WideResNet(16, 4)
-head = models.linear_head(extractor.feature_dim, 10)
+    extractor = models.WideResNetConfig(depth=16, width=4).extractor((3, 32, 32))
+    head = models.linear_head(extractor.feature_dim, 10)
+
+Every extractor maps a batch to features (B, H) and stores H as `feature_dim`.
 """
 
-from featureflock.models.base import (
-    CifarResNetConfig,
-    CNNConfig,
-    CustomModelConfig,
-    FastCNNConfig,
-    MLPConfig,
-    ModelConfig,
-    ResNetConfig,
-    WideResNetConfig,
-    linear_head,
-)
-from featureflock.models.fast_cnn import FastCNN
-from featureflock.models.resnet import CifarResNet, ResNet
-from featureflock.models.small import CNN, MLP
-from featureflock.models.wide_resnet import WideResNet
+from featureflock.models.base import MODELS, ModelConfig, linear_head
+from featureflock.models.cifar_resnet import CifarResNet, CifarResNetConfig
+from featureflock.models.cnn import CNN, CNNConfig
+from featureflock.models.custom import CustomModelConfig
+from featureflock.models.fast_cnn import FastCNN, FastCNNConfig
+from featureflock.models.mlp import MLP, MLPConfig
+from featureflock.models.resnet import ResNet, ResNetConfig
+from featureflock.models.wide_resnet import WideResNet, WideResNetConfig
+from featureflock.utils.registry import import_submodules
+
+import_submodules(__name__, __path__)
 
 __all__ = [
     "CNN",
     "MLP",
+    "MODELS",
     "CNNConfig",
     "CifarResNet",
     "CifarResNetConfig",

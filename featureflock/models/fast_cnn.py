@@ -1,31 +1,34 @@
-"""A network that learns small photographs in few products: whitened patches, then short stages of convolutions.
+"""Fast convolutional network for small photographs: a whitening layer, then short stages of convolutions.
 
     x ← gelu(W (patch − μ) + b)                        every 2×2 patch; W and μ fixed, the same for all members
-    x ← gelu(bn₁(pool(conv₁(x)))),  x ← gelu(bn₂(conv₂(x)))      a stage, at half the size of the one before
+    x ← gelu(bn₁(pool(conv₁(x)))),  x ← gelu(bn₂(conv₂(x)))      one stage, at half the resolution of the one before
     h = max over pixels of x / 8
 
-Pixels beside each other are nearly equal, so a network spends its first epochs on telling them apart. Whitening does it
-beforehand (Hyvärinen et al. 2009, "Natural Image Statistics", chapter 5). With Σ = V Λ Vᵀ the covariance of patches,
+Neighbouring pixels are strongly correlated, and a network spends its first epochs on decorrelating them. Whitening does
+that before training (Hyvärinen et al. 2009, "Natural Image Statistics", chapter 5). With Σ = V Λ Vᵀ the covariance of
+patches,
 
     W = ± (Λ + ε)^{−1/2} Vᵀ,        ε = 5e-4 · mean of Λ
 
-has outputs of covariance 1, but for ε, which keeps directions that hold nothing but noise from being blown up; both
-signs, because a GELU hardly passes on more than one. Σ and μ are those of the training pictures: `fit` sets them.
+has outputs of covariance 1 up to ε, which keeps noise directions from being amplified. Both signs are used because a
+GELU passes little more than one of them. `fit` computes Σ and μ from training images.
 
-A 3×3 convolution starts by handing its inputs on, one to each of its first outputs; further outputs are drawn at random
-as in layers.py. Pooling comes before BatchNorm and GELU, which then have a quarter of the work. Features are divided by
-8 because maxima are large: with a norm of about 2 they let a linear head keep up with a learning rate of 0.5.
+A 3×3 convolution is initialised to pass its inputs through to its first outputs; the other outputs are random, as in
+layers.py. Pooling comes before BatchNorm and GELU, which reduces their cost by four. Features are divided by 8 because
+maxima are large: with a norm of about 2, a linear head is stable at a learning rate of 0.5.
 
-Shapes: N pictures, C channels, H × W pixels; P = 4 C numbers in a patch.
+Shapes: N images, C channels, H × W pixels; P = 4 C numbers in a patch.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featureflock.models.base import MODELS, ModelConfig, image_channels
 from featureflock.models.layers import check_positive, conv, initialise
 
 _PATCH = 2
@@ -34,16 +37,16 @@ _CHUNK = 100
 
 
 class FastCNN(nn.Module):
-    """Pictures (B, channels, H, W) made for 32×32, to features (B, widths[-1]).
+    """Maps images (B, channels, H, W), usually 32×32, to features (B, widths[-1]).
 
     Args:
-        widths: channels of the stages, one after another.
-        channels: of the pictures.
+        widths: channels of the stages.
+        channels: image channels.
     """
 
     def __init__(self, widths: Sequence[int] = (32, 64, 128), channels: int = 3) -> None:
         super().__init__()
-        check_fast(widths)
+        _check(widths)
         check_positive("channels", channels)
         self.whitening = Whitening(channels)
         self.stages = nn.Sequential()
@@ -62,14 +65,14 @@ class FastCNN(nn.Module):
         return maps.amax((-2, -1)) / 8
 
     def fit(self, x_nchw: Tensor) -> None:
-        """Whiten patches as those of these pictures."""
+        """Fit the whitening layer to images."""
         self.whitening.fit(x_nchw)
 
 
 class Whitening(nn.Module):
-    """W (patch − μ) + b for all 2×2 patches: (B, C, H, W) to (B, 2 P, H − 1, W − 1). Only b is trained.
+    """W (patch − μ) + b of all 2×2 patches: (B, C, H, W) -> (B, 2 P, H − 1, W − 1). Only b is trained.
 
-    Until `fit`, it takes patches to be white already: W = ± 1.
+    Before `fit`, W = ± identity and μ = 0.
     """
 
     weight: Tensor
@@ -87,10 +90,10 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fit(self, x_nchw: Tensor) -> None:
-        """Set W and μ by pictures: the equations at the top of this file."""
+        """Compute W and μ from images (see the equations at the top of this file)."""
         mean_p, cov_pp = patch_moments(x_nchw)
         values_p, vectors_pp = torch.linalg.eigh(cov_pp)
-        scale = values_p.mean() if values_p.mean() > 0 else 1.0  # pictures of one colour
+        scale = values_p.mean() if values_p.mean() > 0 else 1.0  # images of a single colour
         largest_p = vectors_pp.gather(0, vectors_pp.abs().argmax(0, keepdim=True))
         w_pp = (vectors_pp * largest_p.sign() / (values_p.clamp_min(0) + _EPSILON * scale).sqrt()).T.flip(0)
         self.weight.copy_(_both_signs(w_pp, x_nchw.shape[1]))
@@ -98,7 +101,7 @@ class Whitening(nn.Module):
 
 
 def patch_moments(x_nchw: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (P,) and covariance (P, P) of all 2×2 patches of pictures, in float64."""
+    """Mean (P,) and covariance (P, P) of all 2×2 patches of images, in float64."""
     size, count = x_nchw.shape[1] * _PATCH**2, 0
     total_p = torch.zeros(size, dtype=torch.float64, device=x_nchw.device)
     product_pp = torch.zeros(size, size, dtype=torch.float64, device=x_nchw.device)
@@ -116,7 +119,7 @@ def _both_signs(w_pp: Tensor, channels: int) -> Tensor:
 
 
 class Stage(nn.Module):
-    """Two 3×3 convolutions, the first of which is pooled to half the size, as long as there are two pixels to pool."""
+    """Two 3×3 convolutions. The output of the first is max-pooled to half the size."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -124,20 +127,40 @@ class Stage(nn.Module):
         self.conv2, self.bn2 = conv(width, width, 3), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.bn2(self.conv2(F.gelu(self.bn1(halved(self.conv1(x)))))))
+        return F.gelu(self.bn2(self.conv2(F.gelu(self.bn1(max_pool_if_possible(self.conv1(x)))))))
 
 
-def halved(x: Tensor) -> Tensor:
-    """The largest of each 2×2 pixels, as long as there are two to choose from."""
+def max_pool_if_possible(x: Tensor) -> Tensor:
+    """2×2 max-pooling, or the identity if the image is one pixel high or wide."""
     return F.max_pool2d(x, 2) if min(x.shape[-2:]) > 1 else x
 
 
-torch.fx.wrap("halved")  # its path depends on the size, which those who trace a network do not know
+torch.fx.wrap("max_pool_if_possible")  # its branch depends on the size, which is unknown when a network is traced
 
 
-def check_fast(widths: Sequence[int]) -> None:
-    """Refuse a network without stages."""
+@MODELS.register("fast-cnn")
+@dataclass(frozen=True)
+class FastCNNConfig(ModelConfig):
+    """Convolutional network on whitened patches, which learns small photographs in few epochs."""
+
+    fit_examples = 1000
+
+    widths: tuple[int, ...] = (32, 64, 128)
+    """Channels of the stages, each at half the resolution of the one before; the last is the number of features."""
+
+    def __post_init__(self) -> None:
+        _check(self.widths)
+
+    def extractor(self, shape: tuple[int, ...]) -> FastCNN:
+        return FastCNN(self.widths, image_channels(shape))
+
+    def fit(self, extractor: nn.Module, x: Tensor) -> None:
+        if isinstance(extractor, FastCNN):
+            extractor.fit(x)
+
+
+def _check(widths: Sequence[int]) -> None:
     if not widths:
-        raise ValueError("A fast network needs at least one stage; give widths such as (32, 64, 128).")
+        raise ValueError("A FastCNN needs at least one stage; give widths such as (32, 64, 128).")
     for width in widths:
         check_positive("each of widths", width)

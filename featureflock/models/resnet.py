@@ -1,66 +1,41 @@
-"""Residual networks. He et al. (2016), "Deep Residual Learning for Image Recognition", table 1 and section 4.2.
+"""Residual networks. He et al. (2016), "Deep Residual Learning for Image Recognition", table 1.
 
     x ← relu(shortcut(x) + F(x))
 
     BasicBlock    F = bn₂ conv₂ relu bn₁ conv₁                     two 3×3 convolutions
     Bottleneck    F = bn₃ conv₃ relu bn₂ conv₂ relu bn₁ conv₁      1×1, 3×3 and 1×1
 
-The shortcut is the identity wherever the shape stays. Where it changes, `CifarResNet` takes every other pixel and adds
-channels of zeros (the paper's option A, no parameters), and `ResNet` a 1×1 convolution with BatchNorm (option B).
+The shortcut is the identity where the shape is unchanged, and otherwise a 1×1 convolution with BatchNorm (the paper's
+option B). The networks for CIFAR are in cifar_resnet.py.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featureflock.models.layers import check_positive, conv, initialise, pooled
+from featureflock.models.base import MODELS, ModelConfig, image_channels
+from featureflock.models.layers import check_positive, conv, global_average, initialise
 
 Depth = Literal[18, 34, 50, 101, 152]
 Stem = Literal["imagenet", "cifar"]
 
 
-class CifarResNet(nn.Module):
-    """Images (B, channels, H, W), made for 32×32, to features (B, 64), which are not negative.
-
-    Args:
-        depth: 6b + 2 layers, such as 20, 32 or 44, with the classifier that comes behind.
-        channels: of the images.
-    """
-
-    def __init__(self, depth: int, channels: int = 3) -> None:
-        super().__init__()
-        check_cifar_resnet(depth)
-        check_positive("channels", channels)
-        self.stem = nn.Sequential(conv(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
-        blocks, inputs = [], 16
-        for outputs, stride in ((16, 1), (32, 2), (64, 2)):
-            for i in range((depth - 2) // 6):
-                shortcut = nn.Identity() if i or stride == 1 else Subsampling(outputs - inputs, stride)
-                blocks.append(BasicBlock(inputs, outputs, 1 if i else stride, shortcut))
-                inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.feature_dim = inputs
-        initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return pooled(self.blocks(self.stem(x)))
-
-
 class ResNet(nn.Module):
-    """Images (B, channels, H, W) to features (B, 512), or (B, 2048) from depth 50 on, which are not negative.
+    """Maps images (B, channels, H, W) to non-negative features: (B, 512), or (B, 2048) for depth 50 and above.
 
     Args:
-        depth: 18 or 34 with basic blocks; 50, 101 or 152 with bottlenecks, which have the stride in their 3×3
-            convolution (the usual "v1.5"; the paper had it in the 1×1 before, which skips three pixels in four).
-        stem: "imagenet" for images of 224×224, which a 7×7 convolution and max-pooling halve twice before the first
-            block; "cifar" for 32×32, which a 3×3 convolution leaves at full size.
-        channels: of the images.
+        depth: 18 or 34 with basic blocks; 50, 101 or 152 with bottlenecks. Bottlenecks have the stride in their 3×3
+            convolution (the usual "v1.5"; the paper has it in the first 1×1, which ignores three pixels in four).
+        stem: "imagenet" for images of 224×224: a 7×7 convolution with stride 2, then max-pooling; "cifar" for 32×32:
+            a 3×3 convolution with stride 1.
+        channels: image channels.
     """
 
     def __init__(self, depth: Depth, stem: Stem = "imagenet", channels: int = 3) -> None:
         super().__init__()
-        check_resnet(depth, stem)
+        _check(depth, stem)
         check_positive("channels", channels)
         first = conv(channels, 64, 7, 2) if stem == "imagenet" else conv(channels, 64, 3)
         self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU())
@@ -78,11 +53,11 @@ class ResNet(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pooled(self.blocks(self.stem(x)))
+        return global_average(self.blocks(self.stem(x)))
 
 
 class BasicBlock(nn.Module):
-    """relu(shortcut(x) + F(x)) with two 3×3 convolutions in F; a shortcut of None is a projection where needed."""
+    """relu(shortcut(x) + F(x)), where F has two 3×3 convolutions. The default shortcut projects if needed."""
 
     expansion: ClassVar[int] = 1
 
@@ -98,7 +73,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """relu(shortcut(x) + F(x)), where F works at a quarter of the channels: 1×1, 3×3 with the stride, 1×1."""
+    """relu(shortcut(x) + F(x)), where F reduces the channels by four: 1×1, 3×3 with the stride, 1×1."""
 
     expansion: ClassVar[int] = 4
 
@@ -113,17 +88,6 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
         return F.relu(self.shortcut(x) + self.bn3(self.conv3(inner)))
-
-
-class Subsampling(nn.Module):
-    """The shortcut without parameters: one pixel in each square of stride × stride, and zeros as the new channels."""
-
-    def __init__(self, extra_channels: int, stride: int) -> None:
-        super().__init__()
-        self.extra_channels, self.stride = extra_channels, stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))
 
 
 _TABLE_1: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
@@ -141,16 +105,26 @@ def _projection(inputs: int, outputs: int, stride: int) -> nn.Module:
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
-def check_cifar_resnet(depth: int) -> None:
-    """Refuse a network that does not exist."""
-    if not isinstance(depth, int) or depth < 8 or depth % 6 != 2:
-        raise ValueError(f"A ResNet for CIFAR has 6b + 2 layers; use a depth such as 20, 32, 44 or 56, not {depth!r}.")
+@MODELS.register("resnet")
+@dataclass(frozen=True)
+class ResNetConfig(ModelConfig):
+    """Residual network for large images; it has 512 features, or 2048 for depth 50 and above."""
+
+    depth: Depth = 50
+    """Number of layers; networks of 50 layers or more use bottleneck blocks."""
+    stem: Stem = "imagenet"
+    """First layers: for 224×224 images (7×7 with stride 2, max-pooling), or for 32×32 (3×3 with stride 1)."""
+
+    def __post_init__(self) -> None:
+        _check(self.depth, self.stem)
+
+    def extractor(self, shape: tuple[int, ...]) -> ResNet:
+        return ResNet(self.depth, self.stem, image_channels(shape))
 
 
-def check_resnet(depth: int, stem: str) -> None:
-    """Refuse a network that does not exist."""
+def _check(depth: int, stem: str) -> None:
     if depth not in _TABLE_1:
         known = ", ".join(map(str, _TABLE_1))
         raise ValueError(f"There is no ResNet of depth {depth!r}; use {known}, or CifarResNet for 6b + 2 layers.")
     if stem not in get_args(Stem):
-        raise ValueError(f'stem must be "imagenet" or "cifar", for large or for 32×32 images; got {stem!r}.')
+        raise ValueError(f'stem must be "imagenet" (large images) or "cifar" (32×32 images); got {stem!r}.')

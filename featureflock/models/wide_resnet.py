@@ -1,33 +1,36 @@
 """Wide residual networks. Zagoruyko & Komodakis (2016), "Wide Residual Networks", table 1.
 
-WRN-d-k has d = 6b + 4 layers of convolution: one of 16 channels, then three groups of b blocks with 16k, 32k and 64k
-channels at full, half and quarter size. A block normalises and activates before it convolves (He et al. 2016, "Identity
-Mappings"), so that the stream x runs from block to block untouched:
+WRN-d-k has d = 6b + 4 convolutional layers: one with 16 channels, then three groups of b blocks with 16k, 32k and 64k
+channels at full, half and quarter resolution. A block applies BatchNorm and ReLU before each convolution (He et al.
+2016, "Identity Mappings"), so the residual stream x is never rectified:
 
     a = relu(bn₁(x)),    x ← x + conv₂(dropout(relu(bn₂(conv₁(a)))))
 
-and where the shape changes, a 1×1 convolution of a takes the place of x in the sum.
+Where the shape changes, a 1×1 convolution of a replaces x in the sum.
 """
+
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featureflock.models.layers import check_positive, conv, initialise, pooled
+from featureflock.models.base import MODELS, ModelConfig, image_channels
+from featureflock.models.layers import check_positive, conv, global_average, initialise
 
 
 class WideResNet(nn.Module):
-    """Images (B, channels, H, W) to features (B, 64·width), which are not negative.
+    """Maps images (B, channels, H, W) to non-negative features (B, 64·width).
 
     Args:
         depth: 6b + 4 layers, such as 16, 28 or 40.
         width: k, the widening factor.
-        channels: of the images.
-        dropout: probability of a dropped activation between the two convolutions of a block.
+        channels: image channels.
+        dropout: dropout probability between the two convolutions of a block.
     """
 
     def __init__(self, depth: int, width: int, channels: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
-        check_wide_resnet(depth, width, dropout)
+        _check(depth, width, dropout)
         check_positive("channels", channels)
         self.conv = conv(channels, 16, 3)
         blocks, inputs = [], 16
@@ -41,11 +44,11 @@ class WideResNet(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pooled(F.relu(self.bn(self.blocks(self.conv(x)))))
+        return global_average(F.relu(self.bn(self.blocks(self.conv(x)))))
 
 
 class PreactivationBlock(nn.Module):
-    """One block of a wide residual network: the equation at the top of this file."""
+    """One block: the equation at the top of this file."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -63,10 +66,28 @@ class PreactivationBlock(nn.Module):
         return branch + (x if self.shortcut is None else self.shortcut(a))
 
 
-def check_wide_resnet(depth: int, width: int, dropout: float) -> None:
-    """Refuse a network that does not exist."""
+@MODELS.register("wide-resnet")
+@dataclass(frozen=True)
+class WideResNetConfig(ModelConfig):
+    """Wide residual network for 32×32 images; it has 64·width features."""
+
+    depth: int = 16
+    """Number of layers, 6b + 4: 16, 28, 40, …"""
+    width: int = 4
+    """Widening factor k."""
+    dropout: float = 0.0
+    """Dropout probability between the two convolutions of a block."""
+
+    def __post_init__(self) -> None:
+        _check(self.depth, self.width, self.dropout)
+
+    def extractor(self, shape: tuple[int, ...]) -> WideResNet:
+        return WideResNet(self.depth, self.width, image_channels(shape), self.dropout)
+
+
+def _check(depth: int, width: int, dropout: float) -> None:
     if not isinstance(depth, int) or depth < 10 or depth % 6 != 4:
         raise ValueError(f"A wide ResNet has 6b + 4 layers; use a depth such as 10, 16, 22, 28 or 40, not {depth!r}.")
     check_positive("width", width)
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is a probability; use 0 or more and less than 1, not {dropout!r}.")
+        raise ValueError(f"dropout must be at least 0 and below 1; got {dropout!r}.")

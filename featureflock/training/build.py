@@ -17,7 +17,7 @@ def build(recipe: Recipe, splits: Splits) -> Ensemble:
     shape = splits.train.shape
     made: list[nn.Module] = []
 
-    x = _sample(splits.train, recipe.model.sample)
+    x = _sample(splits.train, recipe.model.fit_examples)
 
     def make_extractor() -> nn.Module:
         made.append(recipe.model.extractor(shape))

@@ -23,7 +23,8 @@ from featureflock.models import (
     WideResNetConfig,
     linear_head,
 )
-from featureflock.models.resnet import BasicBlock, Bottleneck, Subsampling
+from featureflock.models.cifar_resnet import Subsampling
+from featureflock.models.resnet import BasicBlock, Bottleneck
 from featureflock.models.wide_resnet import PreactivationBlock
 
 SHAPE = (3, 16, 16)
@@ -408,7 +409,7 @@ def test_the_command_line_makes_an_architecture():
         (lambda: WideResNetConfig(depth=18), "6b \\+ 4 layers; use .* not 18"),
         (lambda: models.WideResNet(4, 4), "6b \\+ 4 layers; use .* not 4"),
         (lambda: WideResNetConfig(width=0), "width must be .* at least 1; got 0"),
-        (lambda: WideResNetConfig(dropout=1.0), "dropout is a probability"),
+        (lambda: WideResNetConfig(dropout=1.0), "dropout must be at least 0"),
         (lambda: CifarResNetConfig(18), "6b \\+ 2 layers; use .* not 18"),
         (lambda: models.CifarResNet(2), "6b \\+ 2 layers; use .* not 2"),
         (lambda: models.CifarResNet(20, channels=0), "channels must be"),
