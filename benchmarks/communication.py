@@ -62,7 +62,7 @@ from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import CustomData
 from featureflock.distributed.mesh import Axis, Mesh, MeshShape, join_mesh
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
+from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, LossOutput, Method, WeightWGD
 from featureflock.models import CNNConfig, WideResNetConfig
 from featureflock.models.base import ModelConfig
 from featureflock.training import RECIPES, ComputeConfig, Recipe, train
@@ -397,7 +397,7 @@ def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
     usual, steps = method.loss, []
     watching = ExitStack()
 
-    def loss(self: Method, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self: Method, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         watching.close()
         if len(steps) < 2:
             calls = watching.enter_context(watched())
@@ -427,7 +427,7 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
 
         def step() -> None:
             state.optimisers[0].zero_grad()
-            method.loss(ens, x, y).backward()
+            method.loss(ens, x, y).loss.backward()
             ens.average_gradients()
             state.optimisers[0].step()
 

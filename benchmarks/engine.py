@@ -111,7 +111,7 @@ def _training(network: WideResNetConfig, name: str) -> Callable[[], None]:
     def step() -> None:
         optimiser.zero_grad()
         with setup.computing(full_batch=True):
-            loss = method.loss(ens, x, y)
+            loss = method.loss(ens, x, y).loss
         loss.backward()
         optimiser.step()
 

@@ -115,7 +115,7 @@ def _whole_training(method: Method, network: WideResNetConfig, members: int) -> 
     x, y = torch.randn(128, 3, 32, 32), torch.randint(CLASSES, (128,))
     for _ in range(3):
         optimizer.zero_grad()
-        method.loss(ens, x, y).backward()
+        method.loss(ens, x, y).loss.backward()
         optimizer.step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -119,7 +119,7 @@ def _training(setting: RunGroup, method: Method) -> Callable[[], None]:
     def step() -> None:
         for optimiser in state.optimisers:
             optimiser.zero_grad()
-        method.loss(ens, x, y).backward()
+        method.loss(ens, x, y).loss.backward()
         for optimiser in state.optimisers:
             optimiser.step()
 

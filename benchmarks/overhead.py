@@ -131,7 +131,7 @@ def _step(
     def step() -> None:
         for optimiser in state.optimisers:
             optimiser.zero_grad()
-        method.loss(ens, x, y).backward()
+        method.loss(ens, x, y).loss.backward()
         for optimiser in state.optimisers:
             optimiser.step()
 

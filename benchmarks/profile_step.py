@@ -78,7 +78,7 @@ def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, 
 
     def step() -> None:
         state.optimisers[0].zero_grad()
-        method.loss(ens, x, y).backward()
+        method.loss(ens, x, y).loss.backward()
         state.optimisers[0].step()
 
     with retained_memory() if ours else nullcontext():

@@ -113,7 +113,7 @@ def _step(method: Method, network: CNNConfig, members: int) -> Callable[[], None
 
     def step() -> None:
         state.optimisers[0].zero_grad()
-        method.loss(ens, x, y).backward()
+        method.loss(ens, x, y).loss.backward()
         state.optimisers[0].step()
 
     return step

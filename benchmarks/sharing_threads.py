@@ -103,7 +103,7 @@ def _train(
         state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()
-            method.loss(ens, x, y).backward()
+            method.loss(ens, x, y).loss.backward()
             ens.average_gradients()
             state.optimisers[0].step()
             turn()

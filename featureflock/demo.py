@@ -103,7 +103,7 @@ def train(method: Method, data: TwoViewDigits, seed: int, members: int, epochs: 
     for _ in range(epochs):
         for batch in torch.randperm(len(data.y_train), generator=order).split(64):
             optimiser.zero_grad()
-            method.loss(ens, data.x_train[batch], data.y_train[batch]).backward()
+            method.loss(ens, data.x_train[batch], data.y_train[batch]).loss.backward()
             optimiser.step()
         schedule.step()
     return ens.eval()

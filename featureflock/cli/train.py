@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from featureflock import methods
-from featureflock.cli.recipe_flags import Field, name_of_part, read_flags
+from featureflock.cli.recipe_flags import Field, component_name, read_flags
 from featureflock.cli.terminal import make_console
 from featureflock.distributed.env import is_rank_zero
 from featureflock.distributed.failures import AlreadyReported
@@ -103,12 +103,12 @@ def _to_compare(name: str, flags: list[str], method: str) -> str:
 
 def _run(name: str, flags: list[str], options: Any) -> None:
     recipe: Recipe = options.recipe
-    out = options.out or Path("runs") / f"{name}-{name_of_part(recipe, 'method')}-seed{recipe.seed}"
+    out = options.out or Path("runs") / f"{name}-{component_name(recipe, 'method')}-seed{recipe.seed}"
     console = make_console()
     shown: list[Reporter] = [ProgressBarReporter(console) if console.is_terminal else LineReporter(console)]
     if has_tensorboard() and is_rank_zero():
         shown.append(TensorBoardReporter(out / "tensorboard"))
-    plan = f"{name_of_part(recipe, 'method')}, members: {recipe.size}, epochs: {recipe.epochs}"
+    plan = f"{component_name(recipe, 'method')}, members: {recipe.size}, epochs: {recipe.epochs}"
     console.print(f"{name}: {plan}, in {out}", soft_wrap=True)
     result = train(recipe, out, engine=options.engine, resume=options.resume, reporter=ReporterGroup(*shown))
     test = result["test"]

@@ -113,7 +113,7 @@ class Ensemble(nn.Module):
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
                 optimiser = torch.optim.SGD(ens.parameters(), lr=0.1)
-                method.loss(ens, x, y).backward()
+                method.loss(ens, x, y).loss.backward()
                 ens.average_gradients()
                 optimiser.step()
         """
@@ -223,6 +223,13 @@ class Ensemble(nn.Module):
     def features(self, x: Any) -> Tensor:
         """Features of each member, (n, B, …)."""
         return self._all(self._run_here(self.extractors, None, x), "features")
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
+        if not isinstance(self.head, nn.ModuleList):
+            return self._shared_head(features)
+        here = self.mesh.members.take(features)
+        return self._all(execute(self._here(self.head), None, here, self.execution), "logits")
 
     def predict(self, x: Any) -> Tensor:
         """Probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
@@ -342,14 +349,3 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes:
             m.training = mode
-
-
-@contextmanager
-def recorded(module: nn.Module) -> Iterator[list[tuple[tuple[Any, ...], Any]]]:
-    """What a module takes and gives, call by call."""
-    calls: list[tuple[tuple[Any, ...], Any]] = []
-    handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
-    try:
-        yield calls
-    finally:
-        handle.remove()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from featureflock.data import permutation
 from featureflock.evaluation.checks import INTEGERS
-from featureflock.methods.discriminators import TAU, DiscriminatorOutput, Discriminators, judge
+from featureflock.methods.discriminators import TAU, DiscriminatorOutput, Discriminators, discriminate
 
 _LEARNING, _JUDGING = 1, 2
 """Which random orders are for what."""
@@ -64,7 +64,7 @@ def _estimated(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, s
     for step in range(steps):
         chosen = learn[permutation(len(learn), seed, _LEARNING, step)[:batch]]
         optimiser.zero_grad()
-        judge(discriminators, z_nbh[:, chosen], y_b[chosen]).discrimination().sum().backward()
+        discriminate(discriminators, z_nbh[:, chosen], y_b[chosen]).discrimination().sum().backward()
         optimiser.step()
         schedule.step()
         if step % _CHECK == _CHECK - 1:
@@ -73,7 +73,7 @@ def _estimated(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, s
                 best = confusion, {name: t.clone() for name, t in discriminators.state_dict().items()}
     discriminators.load_state_dict(best[1])
     verdicts = _judged(discriminators, z_nbh, y_b, held_out, seed)
-    if not verdicts.share.any():
+    if not verdicts.weight.any():
         raise ValueError("No two examples to judge by are of one class; give more examples of each class.")
     information_p = verdicts.information(tau)
     i_nn = z_nbh.new_zeros(n, n)
@@ -87,11 +87,11 @@ def _judged(
 ) -> DiscriminatorOutput:
     """On the examples at these positions, each with several negatives."""
     found = [
-        judge(discriminators, z_nbh[:, chosen], y_b[chosen])
+        discriminate(discriminators, z_nbh[:, chosen], y_b[chosen])
         for turn in range(_ROUNDS)
         for chosen in positions[permutation(len(positions), seed, _JUDGING, turn)].split(1000)
     ]
-    paired = torch.cat([verdicts.share > 0 for verdicts in found])
+    paired = torch.cat([verdicts.weight > 0 for verdicts in found])
     positive, negative = (torch.cat(parts, -1) for parts in ([v.positive for v in found], [v.negative for v in found]))
     return DiscriminatorOutput(positive, negative, paired / paired.sum().clamp_min(1))
 

@@ -1,20 +1,19 @@
-"""DICE (Ramé and Cord, 2021): members whose features tell nothing of each other beyond the class.
+"""DICE (Ramé and Cord, 2021): members whose features are not redundant given the class.
 
     loss = Σ_i [ KL(e_i(z|x) ‖ b_i(z|y)) / β_ceb − E log c_i(y|z) ] + δ_cr/(n − 1) Σ_{i<j} max(0, I(Z_i; Z_j | Y))
 
-Member i has Gaussian features e_i(z|x) with a mean and a deviation for each; c_i(y|z) classifies a sample of them, and
-after training their mean. The bottleneck KL keeps them close to a learned Gaussian b_i(z|y) of each class. How
-redundant members are, I, is estimated by discriminators (redundancy.py), which learn meanwhile by a loss of their own:
+Member i has Gaussian features e_i(z|x). The classifier c_i(y|z) uses a sample of them in training, and their mean
+afterwards. The bottleneck KL keeps them close to a learned Gaussian b_i(z|y) of each class. The conditional redundancy I
+is estimated by discriminators (discriminators.py), which are trained at the same time:
 
     loss of the discriminators = Σ_{i<j} discrimination
 
-The members' loss takes the discriminators as they are, and the discriminators' loss takes the features as they are, so
-that one backward pass of the sum gives each its own gradient. The discriminators have an optimiser of their own,
-RMSprop, before which the gradient of each is cut to norm 1; those that a step uses have learnt from the batches before.
-The Gaussians of the classes get nothing but KL/β_ceb, far too little for SGD to move them: theirs is Adam, to which the
-factor does not matter.
+The loss of the members treats the discriminators as constants, and the loss of the discriminators treats the features
+as constants, so one backward pass of the sum computes both gradients. The discriminators are optimised by RMSprop, with
+the gradient of each clipped to norm 1. The class Gaussians only receive the gradient of KL/β_ceb, which is too small for
+SGD; they are optimised by Adam, which is invariant to the factor.
 
-δ_cr rises linearly from 0, and β_ceb in equal ratios from a strong bottleneck to a weak one, over the first epochs.
+Over the first epochs δ_cr rises linearly from 0, and β_ceb geometrically from a strong bottleneck to a weak one.
 
 Shapes: n members, B data points, H features, C classes.
 """
@@ -28,17 +27,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featureflock.ensemble.ensemble import Ensemble, recorded
-from featureflock.methods.base import Method, check_weight
-from featureflock.methods.discriminators import TAU, Discriminators, judge
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.methods.base import METHODS, LossOutput, Method, check_non_negative
+from featureflock.methods.discriminators import TAU, Discriminators, discriminate
 
 _LIMIT = 10.0
-"""Log-variances are kept between ±10, smoothly."""
-_FIRST_LOG_VARIANCE = -5.0
+"""Log-variances are limited to ±10 by a scaled tanh."""
+_INITIAL_LOG_VARIANCE = -5.0
 
 
 class Terms(NamedTuple):
-    """The parts of the loss, each already with its weight."""
+    """Terms of the loss, including their weights."""
 
     cross_entropy: Tensor
     bottleneck: Tensor
@@ -46,89 +45,92 @@ class Terms(NamedTuple):
     discrimination: Tensor
 
 
+@METHODS.register("dice")
 @dataclass(frozen=True)
 class DICE(Method):
-    """Members with Gaussian features and heads of their own, whose conditional redundancy is penalised."""
+    """Independent members with Gaussian features and a penalty on their conditional redundancy."""
 
     title = "DICE"
-    splits_over_batch = False  # its negatives come from the whole batch
+    splits_over_batch = False  # negatives are drawn from the whole batch
 
     delta: float = 0.2
-    """δ_cr, the weight of the redundancy after the first epochs; DICE's paper has about 0.2."""
+    """δ_cr, weight of the redundancy after the first epochs. The authors use about 0.2."""
     beta: float = 10_000.0
-    """β_ceb after the first epochs: the larger, the weaker the bottleneck."""
-    first_beta: float = 100.0
-    """β_ceb at the beginning."""
+    """β_ceb after the first epochs; larger values give a weaker bottleneck."""
+    initial_beta: float = 100.0
+    """β_ceb at the start of training."""
     ramp_epochs: float = 5.0
-    """Epochs over which δ_cr and β_ceb rise to their values; 0 to have them from the beginning."""
+    """Number of epochs over which δ_cr and β_ceb rise; 0 to use the final values from the start."""
     tau: float = TAU
-    """τ, which the logits of the discriminators are kept below where members see them."""
-    discriminator_rate: float = 1e-3
-    """Learning rate of the discriminators, which is not decayed."""
-    class_rate: float = 0.05
-    """Learning rate of the classes' Gaussians, which is not decayed either."""
+    """τ, bound on the absolute logits of the discriminators in the loss of the members."""
+    discriminator_learning_rate: float = 1e-3
+    """Learning rate of the discriminators; not decayed."""
+    class_learning_rate: float = 0.05
+    """Learning rate of the class Gaussians; not decayed."""
     paired_batches: bool = False
-    """Take examples in pairs of one class, so that in batches of an even size each has a negative, however many classes
-    there are. Without, a batch of 128 leaves out one in a million examples of 10 classes, and 28 % of 100 classes."""
+    """Order examples in pairs of one class, so that every example of an even-sized batch has a negative. Without it, a
+    batch of 128 leaves one in a million examples without a negative for 10 classes, and 28 % for 100 classes."""
 
     def __post_init__(self) -> None:
-        check_weight("delta", self.delta)
-        check_weight("ramp_epochs", self.ramp_epochs)
-        for name in ("beta", "first_beta", "tau", "discriminator_rate", "class_rate"):
+        check_non_negative("delta", self.delta)
+        check_non_negative("ramp_epochs", self.ramp_epochs)
+        for name in ("beta", "initial_beta", "tau", "discriminator_learning_rate", "class_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:
-            raise ValueError("DICE needs train_size=N, the number of training points, to know how long an epoch is.")
+            raise ValueError("DICE needs train_size=N, the number of training points in an epoch.")
         sizes = {(head.in_features, head.out_features) for head in heads if isinstance(head, nn.Linear)}
         features, classes = sizes.pop() if sizes else (0, 0)
         if sizes or features == 0 or not all(isinstance(head, nn.Linear) for head in heads):
-            raise ValueError(f"DICE needs heads that are nn.Linear and all of one size; got {heads[0]}.")
+            raise ValueError(f"DICE needs nn.Linear heads of equal size; got {heads[0]}.")
         gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
-        of_means = [nn.Sequential(FirstColumns(features), head) for head in heads]
-        return Ensemble(gaussian, of_means, Bottleneck(len(extractors), features, classes, train_size))
+        mean_heads = [nn.Sequential(FirstColumns(features), head) for head in heads]
+        return Ensemble(gaussian, mean_heads, Bottleneck(len(extractors), features, classes, train_size))
 
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack(self.terms(ens, x, y)).sum()
+    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        terms, logits = self.terms(ens, x, y)
+        return LossOutput(torch.stack(terms).sum(), logits)
 
-    def terms(self, ens: Ensemble, x: Tensor, y: Tensor) -> Terms:
-        """The parts of the loss for a batch, at the weights that this moment of training has."""
+    def terms(self, ens: Ensemble, x: Tensor, y: Tensor) -> tuple[Terms, Tensor]:
+        """Terms of the loss at the current weights δ_cr and β_ceb, and the logits (n, B, C)."""
         layer = _bottleneck(ens)
         delta, beta = self.weights_after(layer.epochs)
-        with recorded(layer) as calls:
-            logits = ens(x)
-        (gaussian,), z = calls[-1]
+        gaussian = ens.features(x)
+        z = layer(gaussian)
+        logits = ens.logits(z)
         z = z[..., : layer.features]
         layer.advance(len(y))
         frozen = {name: p.detach() for name, p in layer.discriminators.named_parameters()}
-        verdicts = judge(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
-        return Terms(
+        estimate = discriminate(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
+        terms = Terms(
             torch.stack([F.cross_entropy(each, y) for each in logits]).sum(),
             layer.divergence(gaussian, y).mean(1).sum() / beta,
-            delta / max(1, len(ens) - 1) * verdicts.information(self.tau).clamp_min(0).sum(),
-            judge(layer.discriminators, z.detach(), y).discrimination().sum(),
+            delta / max(1, len(ens) - 1) * estimate.information(self.tau).clamp_min(0).sum(),
+            discriminate(layer.discriminators, z.detach(), y).discrimination().sum(),
         )
+        return terms, logits
 
     def weights_after(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
-        """δ_cr and β_ceb when so many epochs of training are done."""
-        share = (epochs / self.ramp_epochs).clamp(max=1.0) if self.ramp_epochs else torch.ones_like(epochs)
-        return self.delta * share, self.first_beta * (self.beta / self.first_beta) ** share
+        """δ_cr and β_ceb after a number of epochs."""
+        fraction = (epochs / self.ramp_epochs).clamp(max=1.0) if self.ramp_epochs else torch.ones_like(epochs)
+        return self.delta * fraction, self.initial_beta * (self.beta / self.initial_beta) ** fraction
 
     def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
         layer = _bottleneck(ens)
-        of_discriminators = torch.optim.RMSprop(layer.discriminators.parameters(), lr=self.discriminator_rate)
-        of_discriminators.register_step_pre_hook(_cut_gradients)
-        return [of_discriminators, torch.optim.Adam([layer.of_classes], lr=self.class_rate)]
+        rmsprop = torch.optim.RMSprop(layer.discriminators.parameters(), lr=self.discriminator_learning_rate)
+        rmsprop.register_step_pre_hook(_clip_gradients)
+        return [rmsprop, torch.optim.Adam([layer.class_gaussians], lr=self.class_learning_rate)]
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         return in_pairs(shuffled, labels) if self.paired_batches else shuffled
 
 
 class GaussianFeatures(nn.Module):
-    """Features (B, H) to the means and log-variances (B, 2H) of Gaussian ones.
+    """Maps features (B, H) to the means and log-variances (B, 2H) of Gaussian features.
 
-    At first the means are the features, and the deviations are small.
+    Initially the means equal the features and the variances are small.
     """
 
     def __init__(self, features: int) -> None:
@@ -137,20 +139,20 @@ class GaussianFeatures(nn.Module):
         with torch.no_grad():
             self.linear.weight.copy_(torch.eye(2 * features, features))
             self.linear.bias.zero_()
-            self.linear.bias[features:] = _FIRST_LOG_VARIANCE
+            self.linear.bias[features:] = _INITIAL_LOG_VARIANCE
 
     def forward(self, h: Tensor) -> Tensor:
         if h.ndim != 2 or h.shape[1] != self.linear.in_features:
             raise ValueError(
-                f"DICE needs features (examples, {self.linear.in_features}), as many as the head takes; an extractor "
-                f"gives {tuple(h.shape)}."
+                f"DICE needs extractors that return (examples, {self.linear.in_features}), the input size of the head; "
+                f"got {tuple(h.shape)}."
             )
         gaussian: Tensor = self.linear(h)
         return gaussian
 
 
 class FirstColumns(nn.Module):
-    """The means of (B, 2H) means and log-variances, and all of a sample (B, H)."""
+    """Selects the means of Gaussian features (…, 2H); a sample (…, H) is unchanged."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -161,15 +163,15 @@ class FirstColumns(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """In training, members' Gaussian features (n, B, 2H) to a sample z (n, B, H) of each; else the identity.
+    """Samples z (n, B, H) from Gaussian features (n, B, 2H) in training; the identity in eval mode.
 
-    It holds what DICE needs besides the members: the classes' Gaussians, the discriminators, and how far training is.
+    It also holds the class Gaussians, the discriminators, and the number of examples seen in training.
     """
 
     def __init__(self, members: int, features: int, classes: int, train_size: int) -> None:
         super().__init__()
         self.features, self.train_size = features, train_size
-        self.of_classes = nn.Parameter(torch.zeros(members, classes, 2 * features))
+        self.class_gaussians = nn.Parameter(torch.zeros(members, classes, 2 * features))
         self.discriminators = Discriminators(members, features, classes)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
@@ -184,54 +186,54 @@ class Bottleneck(nn.Module):
 
     @property
     def epochs(self) -> Tensor:
-        """How many of the training set's epochs have been counted."""
+        """Number of epochs trained so far."""
         return self.seen / self.train_size
 
     def advance(self, examples: int) -> None:
-        """Count examples that were trained on."""
+        """Add to the number of examples seen; only in training with gradients enabled."""
         if self.training and torch.is_grad_enabled():
             self.seen += examples
 
     def divergence(self, gaussian_nb2h: Tensor, y_b: Tensor) -> Tensor:
         """KL(e_i(z|x) ‖ b_i(z|y)) in nats, (n, B)."""
-        return kl(*moments(gaussian_nb2h), *moments(self.of_classes[:, y_b]))
+        return kl(*moments(gaussian_nb2h), *moments(self.class_gaussians[:, y_b]))
 
 
 def moments(gaussian: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and log-variances of Gaussian features (…, 2H), (…, H) each."""
+    """Means and log-variances, (…, H) each, of Gaussian features (…, 2H)."""
     mean, raw = gaussian.to(torch.promote_types(gaussian.dtype, torch.float32)).chunk(2, -1)
     return mean, _LIMIT * torch.tanh(raw / _LIMIT)
 
 
 def kl(mean_e: Tensor, log_variance_e: Tensor, mean_b: Tensor, log_variance_b: Tensor) -> Tensor:
-    """KL(e ‖ b) of Gaussians with independent components: ½ Σ_h [log σ_b²/σ_e² + (σ_e² + (μ_e − μ_b)²)/σ_b² − 1]."""
+    """KL(e ‖ b) of diagonal Gaussians: ½ Σ_h [log σ_b²/σ_e² + (σ_e² + (μ_e − μ_b)²)/σ_b² − 1]."""
     log_ratio = log_variance_e - log_variance_b
     distance = (mean_e - mean_b).square() * (-log_variance_b).exp()
     return (log_ratio.exp() + distance - 1 - log_ratio).sum(-1) / 2
 
 
 def in_pairs(shuffled: Tensor, labels: Tensor) -> Tensor:
-    """The same order with examples of one class in pairs; those that are left over, one of a class, come last.
+    """Reorder examples so that those of one class come in pairs; examples without a partner come last.
 
-    The second of a pair moves up to the first. In batches of an even size no pair is torn, up to the last batch.
+    The second of a pair moves up to the first. Batches of an even size split no pair.
     """
     by_class = labels[shuffled].argsort(stable=True)
     sizes = torch.bincount(labels)
     rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     first = by_class[torch.arange(len(labels)) - rank % 2]
-    alone = (rank % 2 == 0) & (rank + 1 == sizes.repeat_interleave(sizes))
-    return shuffled[by_class[(first + alone * len(labels)).argsort(stable=True)]]
+    unpaired = (rank % 2 == 0) & (rank + 1 == sizes.repeat_interleave(sizes))
+    return shuffled[by_class[(first + unpaired * len(labels)).argsort(stable=True)]]
 
 
 def _bottleneck(ens: Ensemble) -> Bottleneck:
     if not isinstance(ens.layer, Bottleneck):
-        raise ValueError("DICE needs an ensemble that its own build has made.")
+        raise ValueError("DICE.loss needs an ensemble built by DICE.build.")
     return ens.layer
 
 
 @torch.no_grad()
-def _cut_gradients(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Each discriminator's gradient to norm 1 at most; the first dimension of all parameters counts discriminators."""
+def _clip_gradients(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Clip the gradient of each discriminator to norm 1; the first dimension of every parameter is the discriminator."""
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
     if gradients:
         norm_p = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()

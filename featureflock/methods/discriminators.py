@@ -1,16 +1,16 @@
-"""Conditional redundancy: what two members' features tell of each other beyond the class, I(Z_i; Z_j | Y).
+"""Conditional redundancy I(Z_i; Z_j | Y): information that the features of two members share beyond the class.
 
-A discriminator w for each pair i < j of members learns to tell features of one example from features of two examples
-of one class. At its optimum its logit is the logarithm of the ratio of the densities, and Donsker and Varadhan's bound
-on that logit, kept below τ, is the estimate:
+A discriminator w per pair i < j of members classifies whether two features belong to the same example or to two examples
+of the same class. The optimal logit is the log density ratio, and the Donsker-Varadhan bound on it, with the logit
+limited to τ, is the estimate:
 
     positives (z_i(x), z_j(x), y),    negatives (z_i(x), z_j(x'), y) with x' another example of the class y of x
     discrimination = ½ E_pos[softplus(−w)] + ½ E_neg[softplus(w)]         binary cross-entropy
     I(Z_i; Z_j | Y) ≈ E_pos[f] − log E_neg[exp f],    f = τ tanh(w/τ)
 
-The negative of an example is the next example of its class in the batch, round about; an example that is the only one
-of its class is left out. Discriminators are perceptrons 256-256-100-1 with LeakyReLU(0.2) of z_i, z_j and an
-embedding of the class in 64 numbers, as DICE has them; those of all pairs are computed at once.
+The negative of an example is the next example of its class in the batch, cyclically. The only example of a class in a
+batch is left out. Discriminators are MLPs 256-256-100-1 with LeakyReLU(0.2) on z_i, z_j and a 64-dimensional embedding
+of the class, as in DICE; all pairs are computed in one call.
 
 Shapes: n members, p = n(n − 1)/2 pairs of them, B examples, H features, C classes.
 """
@@ -31,10 +31,10 @@ _SLOPE = 0.2
 
 
 class Discriminators(nn.Module):
-    """One for each pair of members, with weights of its own.
+    """One discriminator per pair of members.
 
     Args:
-        members: n; less than two have no pairs, and no discriminator.
+        members: n; there is no discriminator for n = 1.
         features, classes: H and C.
     """
 
@@ -55,7 +55,7 @@ class Discriminators(nn.Module):
     second: Tensor
 
     def forward(self, z_nbh: Tensor, other_nbh: Tensor, y_b: Tensor) -> Tensor:
-        """w (p, B) of features of the first member and, in `other_nbh`, of the second."""
+        """Logits w (p, B), from features `z_nbh` of the first and `other_nbh` of the second member of each pair."""
         z = torch.cat([z_nbh[self.first], other_nbh[self.second]], -1).to(self.embedding.dtype)
         a = torch.cat([z, self.embedding[:, y_b]], -1)
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -64,44 +64,44 @@ class Discriminators(nn.Module):
 
 
 class DiscriminatorOutput(NamedTuple):
-    """What discriminators say of a batch."""
+    """Logits of the discriminators for a batch."""
 
     positive: Tensor
-    """w of the positives, (p, B)."""
+    """Logits of the positives, (p, B)."""
     negative: Tensor
-    """w of the negatives, (p, B)."""
-    share: Tensor
-    """(B,): 1 over the number of examples with a negative, or 0 for one without."""
+    """Logits of the negatives, (p, B)."""
+    weight: Tensor
+    """(B,): 1 / (number of examples with a negative), or 0 for an example without one."""
 
     def discrimination(self) -> Tensor:
-        """The discriminators' binary cross-entropy, (p,); 0 for a batch without negatives."""
-        return (self.share * (F.softplus(-self.positive) + F.softplus(self.negative))).sum(-1) / 2
+        """Binary cross-entropy of the discriminators, (p,); 0 for a batch without negatives."""
+        return (self.weight * (F.softplus(-self.positive) + F.softplus(self.negative))).sum(-1) / 2
 
     def information(self, tau: float = TAU) -> Tensor:
-        """Donsker and Varadhan's bound on I(Z_i; Z_j | Y) in nats, (p,); 0 for a batch without negatives."""
+        """Donsker-Varadhan bound on I(Z_i; Z_j | Y) in nats, (p,); 0 for a batch without negatives."""
         positive, negative = (tau * torch.tanh(w / tau) for w in (self.positive, self.negative))
-        paired = self.share.any()
-        log_share = torch.where(paired, self.share, 1.0).log()  # −∞ for an example without a negative
-        information = (self.share * positive).sum(-1) - (negative + log_share).logsumexp(-1)
+        paired = self.weight.any()
+        log_weight = torch.where(paired, self.weight, 1.0).log()  # −∞ for an example without a negative
+        information = (self.weight * positive).sum(-1) - (negative + log_weight).logsumexp(-1)
         return torch.where(paired, information, 0.0)
 
 
-def judge(
+def discriminate(
     discriminators: Callable[[Tensor, Tensor, Tensor], Tensor], z_nbh: Tensor, y_b: Tensor
 ) -> DiscriminatorOutput:
-    """What discriminators say of all members' features of one batch."""
+    """Apply discriminators to the positives and negatives of one batch."""
     partner_b, paired_b = partners(y_b)
     with torch.autocast(z_nbh.device.type, enabled=False):
-        # Both in one call, which takes less than two.
+        # Positives and negatives in one call, which is faster than two.
         w_p2b = discriminators(z_nbh.repeat(1, 2, 1), torch.cat([z_nbh, z_nbh[:, partner_b]], 1), y_b.repeat(2))
     w_p2b = w_p2b.to(torch.promote_types(w_p2b.dtype, torch.float32))
-    share_b = paired_b.to(w_p2b.dtype) / paired_b.sum().clamp_min(1)
+    weight_b = paired_b.to(w_p2b.dtype) / paired_b.sum().clamp_min(1)
     positive_pb, negative_pb = w_p2b.chunk(2, -1)
-    return DiscriminatorOutput(positive_pb, negative_pb, share_b)
+    return DiscriminatorOutput(positive_pb, negative_pb, weight_b)
 
 
 def partners(y_b: Tensor) -> tuple[Tensor, Tensor]:
-    """For each example the position of the next one of its class, round about, and whether that is another one."""
+    """Position of the next example of the same class, cyclically, and whether that is a different example."""
     order_b = y_b.argsort(stable=True)
     sorted_b = y_b[order_b]
     position_b = torch.arange(len(y_b), device=y_b.device)

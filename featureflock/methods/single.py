@@ -23,7 +23,9 @@ class Single(Method):
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if len(extractors) != 1:
-            raise ValueError(f"Single trains one network, got members={len(extractors)}; use DeepEnsembles for several.")
+            raise ValueError(
+                f"Single trains one network, got members={len(extractors)}; use DeepEnsembles for several."
+            )
         return Ensemble(extractors, heads)
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:

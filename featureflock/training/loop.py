@@ -25,8 +25,9 @@ from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
-from featureflock.ensemble.ensemble import Ensemble, recorded
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.saving import save
+from featureflock.methods import LossOutput, Method
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.build import build, multiplications
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
@@ -267,18 +268,16 @@ class _Loop:
             optimiser.zero_grad()
         try:
             usual = len(range(self.recipe.batch)[self.mesh.data.local_slice(self.recipe.batch)])
-            with recorded(state.ens) as calls, self.setup.computing(full_batch=len(batch.y) == usual):
-                loss = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
+            with self.setup.computing(full_batch=len(batch.y) == usual):
+                output = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
         except NonFiniteError as error:
             raise self._divergence(error.members, state.step) from error
-        if not calls:
-            raise ValueError(f"{type(self.recipe.method).__name__}.loss must call ens(x) for the members' predictions.")
+        loss, outputs = _checked(output, self.recipe.method, len(state.ens), len(batch.y))
         loss.backward()
         state.ens.average_gradients()
         for optimiser in state.optimisers:
             optimiser.step()
-        _, logits = calls[-1]
-        self._count(loss.detach(), logits.detach(), batch.y)
+        self._count(loss.detach(), outputs.detach(), batch.y)
 
     def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
         """Add to the epoch's sums, and note who is not finite.
@@ -355,6 +354,24 @@ class _Loop:
             self.reporter.note(text)
             if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # what the first process does not see
                 print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
+
+
+def _checked(output: object, method: Method, members: int, examples: int) -> LossOutput:
+    """Raise ValueError unless a method's loss is a scalar with outputs (n, B, C)."""
+    got = type(output).__name__
+    if isinstance(output, LossOutput):
+        if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
+            return output
+        scalar = output.loss.ndim == 0
+        got = (
+            f"outputs of shape {tuple(output.outputs.shape)}"
+            if scalar
+            else f"a loss of shape {tuple(output.loss.shape)}"
+        )
+    raise ValueError(
+        f"{type(method).__name__}.loss must return LossOutput(loss, outputs), a scalar and the members' logits "
+        f"({members}, {examples}, classes); got {got}."
+    )
 
 
 def _gpus(setup: ResolvedCompute) -> list[torch.device]:

@@ -93,7 +93,7 @@ class Case:
                 mesh.batch_fraction = len(part) / len(whole)
                 for optimiser in optimisers:
                     optimiser.zero_grad()
-                method.loss(ens, x[part], y[part]).backward()
+                method.loss(ens, x[part], y[part]).loss.backward()
                 ens.average_gradients()
                 for optimiser in optimisers:
                     optimiser.step()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from featureflock.evaluation import conditional_redundancy
-from featureflock.methods.discriminators import DiscriminatorOutput, Discriminators, judge, partners
+from featureflock.methods.discriminators import DiscriminatorOutput, Discriminators, discriminate, partners
 
 
 def correlated(rho: float, h: int, b: int, *, classes: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,11 +63,11 @@ def test_verdicts_are_of_one_example_and_of_two_of_a_class():
     """With a judge that says which two numbers it was shown."""
     y = torch.tensor([0, 1, 0, 2, 1, 0])
     z = torch.stack([torch.arange(6.0), 100 * torch.arange(6.0)])[..., None]
-    verdicts = judge(lambda a, b, labels: (a[0] + b[1]).T + 1000 * labels, z, y)
+    verdicts = discriminate(lambda a, b, labels: (a[0] + b[1]).T + 1000 * labels, z, y)
     assert verdicts.positive.tolist() == [[101 * b + 1000 * int(y[b]) for b in range(6)]]
     other = [2, 4, 5, 3, 1, 0]
     assert verdicts.negative.tolist() == [[b + 100 * other[b] + 1000 * int(y[b]) for b in range(6)]]
-    assert_close(verdicts.share, torch.tensor([1, 1, 1, 0, 1, 1]) / 5)
+    assert_close(verdicts.weight, torch.tensor([1, 1, 1, 0, 1, 1]) / 5)
 
 
 def test_the_two_losses_are_their_formulas():
@@ -86,7 +86,7 @@ def test_the_two_losses_are_their_formulas():
 
 def test_a_batch_without_two_of_a_class_says_nothing():
     z = torch.randn(3, 5, 2, requires_grad=True)
-    verdicts = judge(Discriminators(3, 2, 5), z, torch.arange(5))
+    verdicts = discriminate(Discriminators(3, 2, 5), z, torch.arange(5))
     assert (verdicts.information() == 0).all()
     assert (verdicts.discrimination() == 0).all()
     (verdicts.information().sum() + verdicts.discrimination().sum()).backward()
@@ -114,7 +114,7 @@ def test_with_the_true_ratio_of_densities_the_bound_is_the_information(rho):
         square = rho**2 * (a**2 + c**2) - 2 * rho * a * c
         return (-0.5 * math.log(1 - rho**2) - square / (2 * (1 - rho**2))).sum(-1)[None]
 
-    found = judge(log_ratio, z, y).information(tau=100.0)
+    found = discriminate(log_ratio, z, y).information(tau=100.0)
     assert found.item() == pytest.approx(information(rho, h), abs=0.02)
 
 

@@ -53,7 +53,7 @@ def naive(logits: torch.Tensor, y: torch.Tensor, alpha: float, beta: float) -> t
 def test_the_loss_and_its_gradient_are_the_formulas(alpha, beta):
     logits, y = members()
     ens = as_ensemble(logits)
-    loss = ADP(alpha, beta).loss(ens, torch.empty(B, 1), y)
+    loss = ADP(alpha, beta).loss(ens, torch.empty(B, 1), y).loss
     expected = naive(logits, y, alpha, beta)
     assert_close(loss, expected)
     loss.backward()
@@ -65,7 +65,7 @@ def test_defaults_are_the_authors_and_without_diversity_it_is_deep_ensembles():
     assert (ADP().alpha, ADP().beta) == (2.0, 0.5)
     logits, y = members()
     plain = sum(F.cross_entropy(each, y) for each in logits)
-    assert_close(ADP(0.0, 0.0).loss(as_ensemble(logits), torch.empty(B, 1), y), plain)
+    assert_close(ADP(0.0, 0.0).loss(as_ensemble(logits), torch.empty(B, 1), y).loss, plain)
 
 
 def test_gradients_are_those_of_finite_differences():
@@ -118,7 +118,7 @@ def test_all_certain_and_all_wrong_gives_finite_gradients():
     y = torch.zeros(B, dtype=torch.long)
     for winner in (0, 1):
         ens = as_ensemble(torch.zeros(N, B, C).index_fill(2, torch.tensor([winner]), 1e4))
-        loss = ADP().loss(ens, torch.empty(B, 1), y)
+        loss = ADP().loss(ens, torch.empty(B, 1), y).loss
         loss.backward()
         assert torch.isfinite(loss)
         assert all(torch.isfinite(e.values.grad).all() for e in ens.extractors)

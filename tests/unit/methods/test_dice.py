@@ -15,7 +15,7 @@ import featureflock as ff
 from featureflock.evaluation import conditional_redundancy
 from featureflock.methods import DICE, DeepEnsembles, Method
 from featureflock.methods.dice import in_pairs, kl, moments
-from featureflock.methods.discriminators import judge
+from featureflock.methods.discriminators import discriminate
 from featureflock.training import train
 
 N, B, H, C, POINTS = 3, 24, 4, 3, 120
@@ -47,7 +47,7 @@ def fit(method: Method, ens: ff.Ensemble, steps: int, seed: int = 0) -> ff.Ensem
     for step in range(steps):
         for optimiser in optimisers:
             optimiser.zero_grad()
-        method.loss(ens, *sample(128, 1000 * seed + step)).backward()
+        method.loss(ens, *sample(128, 1000 * seed + step)).loss.backward()
         for optimiser in optimisers:
             optimiser.step()
     return ens.eval()
@@ -55,7 +55,7 @@ def fit(method: Method, ens: ff.Ensemble, steps: int, seed: int = 0) -> ff.Ensem
 
 def trained(members: int = N) -> ff.Ensemble:
     """With nothing left at the values that it begins with, and discriminators that have learnt something."""
-    method = DICE(delta=0.0, ramp_epochs=0.0, first_beta=10.0, beta=10.0)
+    method = DICE(delta=0.0, ramp_epochs=0.0, initial_beta=10.0, beta=10.0)
     return fit(method, build(method, members), 80).train()
 
 
@@ -96,7 +96,7 @@ def test_the_loss_is_the_formula():
     x, y = sample()
     x = x.double()
     torch.manual_seed(1)
-    terms = method.terms(ens, x, y)
+    terms, _ = method.terms(ens, x, y)
     torch.manual_seed(1)
     noise = torch.randn(N, B, H, dtype=torch.float64)
     mean, log_variance = moments(torch.stack([extractor(x) for extractor in ens.extractors]))
@@ -104,10 +104,10 @@ def test_the_loss_is_the_formula():
     cross_entropy, bottleneck = 0.0, 0.0
     for i in range(N):
         cross_entropy += F.cross_entropy(ens.head[i][1](z[i]), y)
-        mean_b, log_b = moments(ens.layer.of_classes[i, y])
+        mean_b, log_b = moments(ens.layer.class_gaussians[i, y])
         e, b = Normal(mean[i], (log_variance[i] / 2).exp()), Normal(mean_b, (log_b / 2).exp())
         bottleneck += kl_divergence(e, b).sum(-1).mean() / 20
-    verdicts = judge(ens.layer.discriminators, z, y)
+    verdicts = discriminate(ens.layer.discriminators, z, y)
     assert_close(terms.cross_entropy, cross_entropy)
     assert_close(terms.bottleneck, bottleneck)
     redundancy = sum(max(0.0, each) for each in verdicts.information(5.0).tolist())
@@ -115,13 +115,13 @@ def test_the_loss_is_the_formula():
     assert terms.redundancy.item() == pytest.approx(0.7 / (N - 1) * redundancy)
     assert_close(terms.discrimination, verdicts.discrimination().sum())
     torch.manual_seed(1)
-    assert_close(method.loss(ens, x, y), sum(terms))
+    assert_close(method.loss(ens, x, y).loss, sum(terms))
 
 
 def test_neither_loss_moves_the_other_side():
     method = DICE(ramp_epochs=0.0)
     ens = trained()
-    terms = method.terms(ens, *sample())
+    terms, _ = method.terms(ens, *sample())
     adversaries = list(ens.layer.discriminators.parameters())
     members = [p for p in ens.parameters() if not any(p is q for q in adversaries)]
     of_members = terms.cross_entropy + terms.bottleneck + terms.redundancy
@@ -148,18 +148,18 @@ def test_members_gain_nothing_by_deceiving_the_discriminators():
     method = DICE(ramp_epochs=0.0)
     ens = trained(2)
     x, y = sample(128)
-    assert method.terms(ens, x, y).redundancy > 0.05
+    assert method.terms(ens, x, y)[0].redundancy > 0.05
     with torch.no_grad():
         for p in (ens.layer.discriminators.weights[-1], ens.layer.discriminators.biases[-1]):
             p.neg_()  # they now say the opposite of what they have learnt
-    terms = method.terms(ens, x, y)
-    assert judge(ens.layer.discriminators, ens.layer(ens.features(x)), y).information().item() < -0.1
+    terms, _ = method.terms(ens, x, y)
+    assert discriminate(ens.layer.discriminators, ens.layer(ens.features(x)), y).information().item() < -0.1
     assert terms.redundancy == 0
     assert all((g == 0).all() for g in torch.autograd.grad(terms.redundancy, list(ens.extractors.parameters())))
 
 
 def test_weights_rise_over_the_first_epochs_of_training():
-    method = DICE(delta=0.4, beta=1000.0, first_beta=10.0, ramp_epochs=2.0)
+    method = DICE(delta=0.4, beta=1000.0, initial_beta=10.0, ramp_epochs=2.0)
     for epochs, delta, beta in (
         (0.0, 0.0, 10.0),
         (0.5, 0.1, 10**1.5),
@@ -186,11 +186,13 @@ def test_weights_rise_over_the_first_epochs_of_training():
 
 
 def test_discriminators_have_an_optimiser_and_a_learning_rate_of_their_own():
-    method = DICE(discriminator_rate=3e-4)
+    method = DICE(discriminator_learning_rate=3e-4)
     ens = build(method)
     optimiser, of_classes = method.extra_optimisers(ens)
     assert [type(o) for o in (optimiser, of_classes)] == [torch.optim.RMSprop, torch.optim.Adam]
-    assert [(group["params"], group["lr"]) for group in of_classes.param_groups] == [([ens.layer.of_classes], 0.05)]
+    assert [(group["params"], group["lr"]) for group in of_classes.param_groups] == [
+        ([ens.layer.class_gaussians], 0.05)
+    ]
     assert [group["lr"] for group in optimiser.param_groups] == [3e-4]
     trained = {p for group in optimiser.param_groups for p in group["params"]}
     assert trained == set(ens.layer.discriminators.parameters())
@@ -205,7 +207,7 @@ def test_discriminators_have_an_optimiser_and_a_learning_rate_of_their_own():
     assert all(torch.equal(p.grad[0], g) for p, g in zip(trained, before, strict=True))
     sgd, *_ = method.optimisers(ens, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     others = {p for group in sgd.param_groups for p in group["params"]}
-    assert others | trained | {ens.layer.of_classes} == set(ens.parameters())
+    assert others | trained | {ens.layer.class_gaussians} == set(ens.parameters())
     assert not others & trained
     assert DeepEnsembles().extra_optimisers(build(DeepEnsembles())) == []
 
@@ -255,7 +257,7 @@ def test_all_ways_to_run_members_give_the_same_gradients(execution):
         ens.execution = way
         ens.zero_grad()
         torch.manual_seed(2)
-        method.loss(ens, x.double(), y).backward()
+        method.loss(ens, x.double(), y).loss.backward()
         gradients.append([p.grad for p in ens.parameters()])
     for a, b in zip(*gradients, strict=True):
         assert_close(a, b)
@@ -272,7 +274,7 @@ def test_saved_and_loaded_it_predicts_the_same_and_trains_on(tmp_path):
     losses = []
     for each in (ens, loaded):
         torch.manual_seed(3)
-        losses.append(method.loss(each, x, y))
+        losses.append(method.loss(each, x, y).loss)
     assert torch.equal(*losses)
     assert int(loaded.layer.seen) == 5 * 128 + B
 
@@ -301,11 +303,11 @@ def test_it_trains_in_half_precision():
     method = DICE(ramp_epochs=0.0)
     x, y = sample()
     ens = build(method).bfloat16()
-    method.loss(ens, x.bfloat16(), y).backward()
+    method.loss(ens, x.bfloat16(), y).loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in ens.parameters())
     ens = build(method)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = method.loss(ens, x, y)
+        loss = method.loss(ens, x, y).loss
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(torch.isfinite(p.grad).all() for p in ens.parameters())
@@ -314,7 +316,7 @@ def test_it_trains_in_half_precision():
 def test_one_member_is_a_bottleneck_without_redundancy():
     method = DICE(ramp_epochs=0.0)
     ens = build(method, 1)
-    terms = method.terms(ens, *sample())
+    terms, _ = method.terms(ens, *sample())
     assert (terms.redundancy, terms.discrimination) == (0, 0)
     fit(method, ens, 3)
 
@@ -323,7 +325,7 @@ def test_certain_and_lonely_data_give_no_nan(tmp_path):
     """Two examples of a class in no batch, and features so large that every member is certain."""
     method = DICE(ramp_epochs=0.0)
     ens = build(method)
-    loss = method.loss(ens, 1e4 * sample(C)[0], torch.arange(C))
+    loss = method.loss(ens, 1e4 * sample(C)[0], torch.arange(C)).loss
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(p.grad).all() for p in ens.parameters() if p.grad is not None)
@@ -344,18 +346,18 @@ def test_paired_batches_go_through_the_training_loop(tmp_path):
         (lambda: DICE(delta=-1.0), "delta must be a finite number of at least 0"),
         (lambda: DICE(ramp_epochs=math.nan), "ramp_epochs must be a finite number"),
         (lambda: DICE(beta=0.0), "beta must be a finite number above 0"),
-        (lambda: DICE(first_beta=math.inf), "first_beta must be a finite number above 0"),
+        (lambda: DICE(initial_beta=math.inf), "initial_beta must be a finite number above 0"),
         (lambda: DICE(tau=-1.0), "tau must be a finite number above 0"),
-        (lambda: DICE(discriminator_rate=0.0), "discriminator_rate must be a finite number above 0"),
+        (lambda: DICE(discriminator_learning_rate=0.0), "discriminator_learning_rate must be a finite number above 0"),
         (lambda: DICE().build(make_extractor, make_head, members=2), "DICE needs train_size=N"),
-        (lambda: DICE().build(make_extractor, nn.Identity, members=2, train_size=9), "heads that are nn.Linear"),
+        (lambda: DICE().build(make_extractor, nn.Identity, members=2, train_size=9), "nn.Linear heads"),
         (
             lambda: DICE().build(make_extractor, lambda: nn.LazyLinear(3), members=2, train_size=9),
-            "heads that are nn.Lin",
+            "nn.Linear heads",
         ),
-        (lambda: DICE().loss(build(DeepEnsembles()), *sample()), "that its own build has made"),
-        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3, H)), r"features \(examples, 4\)"),
-        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3)), r"gives \(2, 3\)"),
+        (lambda: DICE().loss(build(DeepEnsembles()), *sample()), "built by DICE.build"),
+        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3, H)), r"return \(examples, 4\)"),
+        (lambda: DICE().build(nn.Identity, make_head, train_size=9)(torch.zeros(2, 3)), r"got \(2, 3\)"),
     ],
 )
 def test_says_what_is_wrong(make, says):

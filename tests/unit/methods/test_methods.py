@@ -34,7 +34,7 @@ def fit(method, ens: ff.Ensemble, epochs: int = 3) -> ff.Ensemble:
     for _ in range(epochs):
         for batch in torch.arange(POINTS).split(20):
             optimiser.zero_grad()
-            method.loss(ens, x[batch], y[batch]).backward()
+            method.loss(ens, x[batch], y[batch]).loss.backward()
             optimiser.step()
     return ens
 
@@ -55,7 +55,7 @@ def test_deep_ensembles_members_are_what_training_each_alone_gives():
         for _ in range(3):
             for batch in torch.arange(POINTS).split(20):
                 optimiser.zero_grad()
-                F.cross_entropy(net(x[batch]), y[batch]).backward()
+                F.cross_entropy(net(x[batch]), y[batch]).loss.backward()
                 optimiser.step()
         member = nn.Sequential(ens.extractors[i], ens.head[i])
         for a, b in zip(net.state_dict().values(), member.state_dict().values(), strict=True):
@@ -119,7 +119,7 @@ def test_function_wgd_repels_logits():
     method = FunctionWGD(ff.Normal(0.1), rank=2)
     ens = build(method)
     x, y = data()
-    method.loss(ens, x, y).backward()
+    method.loss(ens, x, y).loss.backward()
     again = build(method)
     logits = again(x)
     g = torch.autograd.grad(-F.cross_entropy(logits.flatten(0, 1), y.repeat(4), reduction="sum"), logits)[0]
@@ -137,7 +137,7 @@ def test_without_prior_and_repulsion_members_move_as_in_deep_ensembles():
     method = FeatureMAP(ff.Uniform())
     ens = build(method)
     x, y = data()
-    method.loss(ens, x, y).backward()
+    method.loss(ens, x, y).loss.backward()
     head_grads = []
     for i in range(4):
         torch.manual_seed(i)

@@ -382,7 +382,7 @@ def test_bfloat16_autocast_is_close(arch):
 def test_a_method_builds_and_trains_an_architecture():
     method = ff.methods.FeatureWGD()
     ens = method.build(lambda: CNNConfig(4).extractor(SHAPE), lambda: linear_head(16, 5), members=3)
-    method.loss(ens, images(), torch.arange(4)).backward()
+    method.loss(ens, images(), torch.arange(4)).loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in ens.parameters())
 
 

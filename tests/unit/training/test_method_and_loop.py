@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import featureflock as ff
 from featureflock.evaluation import EvaluationProtocol, evaluate
 from featureflock.evaluation.grad_cam import class_activation_maps
-from featureflock.methods import ADP, DICE, DeepEnsembles, Method, Single
+from featureflock.methods import ADP, DICE, DeepEnsembles, LossOutput, Method, Single
 from featureflock.report import write_report
 from featureflock.training import Reporter, TrainingInterrupted, train
 from featureflock.training.checkpoint import read_newest
@@ -32,11 +32,11 @@ class Judged(Method):
         ens.judge = nn.Linear(10, 1)
         return ens
 
-    def loss(self, ens: ff.Ensemble, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, ens: ff.Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         LABELS.append(y.clone())
         logits = ens(x)
         spread = ens.judge(logits.detach().softmax(-1)).var()
-        return sum(F.cross_entropy(each, y) for each in logits) - spread
+        return LossOutput(sum(F.cross_entropy(each, y) for each in logits) - spread, logits)
 
     def extra_optimisers(self, ens: ff.Ensemble) -> list[torch.optim.Optimizer]:
         return [torch.optim.Adam(ens.judge.parameters(), lr=self.rate)]
@@ -92,7 +92,7 @@ def test_a_checkpoint_holds_what_all_optimisers_remember(tmp_path):
     *_, tensors = end_of(tmp_path)
     of_discriminators = [name for name in tensors if name.startswith("optimiser/layer.discriminators.")]
     assert {name.rsplit("/", 1)[1] for name in of_discriminators} == {"square_avg", "step"}
-    of_classes = [name for name in tensors if name.startswith("optimiser/layer.of_classes/")]
+    of_classes = [name for name in tensors if name.startswith("optimiser/layer.class_gaussians/")]
     assert {name.rsplit("/", 1)[1] for name in of_classes} == {"exp_avg", "exp_avg_sq", "step"}
     others = {name for name in tensors if name.startswith("optimiser/")} - {*of_discriminators, *of_classes}
     assert {name.rsplit("/", 1)[1] for name in others} == {"momentum_buffer"}
@@ -129,13 +129,21 @@ def test_batches_are_cut_from_the_order_that_the_method_gives(tmp_path):
     assert [line["step"] for line in lines] == [12, 24]
 
 
-def test_a_loss_that_asks_nothing_of_the_members_is_told_so(tmp_path):
-    class Silent(DeepEnsembles):
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (lambda loss, outputs: loss, "got Tensor"),
+        (lambda loss, outputs: LossOutput(loss, outputs[0]), r"got outputs of shape \(64, 10\)"),
+        (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got a loss of shape \(64, 10\)"),
+    ],
+)
+def test_a_loss_that_is_no_loss_output_is_refused(result, got, tmp_path):
+    class Wrong(DeepEnsembles):
         def loss(self, ens, x, y):
-            return next(ens.parameters()).sum()
+            return result(*super().loss(ens, x, y))
 
-    with pytest.raises(ValueError, match=r"Silent.loss must call ens\(x\)"):
-        train(replace(SHORT, method=Silent()), tmp_path)
+    with pytest.raises(ValueError, match=rf"Wrong.loss must return LossOutput\(loss, outputs\).*{got}"):
+        train(replace(SHORT, method=Wrong()), tmp_path)
 
 
 def test_all_eight_methods_stand_in_one_table(tmp_path):

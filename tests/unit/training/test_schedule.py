@@ -49,7 +49,7 @@ def test_a_run_follows_one_cycle_step_by_step(tmp_path):
     for epoch in range(4):
         for positions in permutation(240, 7, 1, epoch).split(50):
             ens.zero_grad()
-            method.loss(ens, splits.train.x[positions].float() / 16, splits.train.labels[positions]).backward()
+            method.loss(ens, splits.train.x[positions].float() / 16, splits.train.labels[positions]).loss.backward()
             rate = next(left)
             with torch.no_grad():
                 for p in ens.parameters():

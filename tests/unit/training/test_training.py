@@ -43,7 +43,7 @@ def test_it_is_sgd_with_the_schedule_on_the_order_of_the_seed(tmp_path):
         for positions in permutation(240, 7, 1, epoch).split(50):
             x = splits.train.x[positions].float() / 16
             ens.zero_grad()
-            method.loss(ens, x, splits.train.labels[positions]).backward()
+            method.loss(ens, x, splits.train.labels[positions]).loss.backward()
             with torch.no_grad():
                 for p in ens.parameters():
                     gradient = p.grad + 0.01 * p
