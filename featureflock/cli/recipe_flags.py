@@ -77,9 +77,10 @@ def component_name(recipe: Recipe, path: str) -> str | None:
 def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
     """Replace the components that flags name, so that the fields of the new ones become flags. Tyro checks the rest."""
     for path, choices in COMPONENTS.items():
-        chosen = choices.get(_value_of(f"--{path}", flags) or "")
-        if chosen is None:
+        name = _value_of(f"--{path}", flags)
+        if name not in choices:
             continue
+        chosen = choices[name]
         if "." not in path:
             if not isinstance(getattr(recipe, path), chosen):
                 recipe = replace(recipe, **{path: chosen()})

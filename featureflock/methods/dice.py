@@ -3,15 +3,15 @@
     loss = Σ_i [ KL(e_i(z|x) ‖ b_i(z|y)) / β_ceb − E log c_i(y|z) ] + δ_cr/(n − 1) Σ_{i<j} max(0, I(Z_i; Z_j | Y))
 
 Member i has Gaussian features e_i(z|x). The classifier c_i(y|z) uses a sample of them in training, and their mean
-afterwards. The bottleneck KL keeps them close to a learned Gaussian b_i(z|y) of each class. The conditional redundancy I
-is estimated by discriminators (discriminators.py), which are trained at the same time:
+afterwards. The bottleneck KL keeps them close to a learned Gaussian b_i(z|y) of each class. Discriminators
+(discriminators.py), which are trained at the same time, estimate the conditional redundancy I:
 
     loss of the discriminators = Σ_{i<j} discrimination
 
 The loss of the members treats the discriminators as constants, and the loss of the discriminators treats the features
 as constants, so one backward pass of the sum computes both gradients. The discriminators are optimised by RMSprop, with
-the gradient of each clipped to norm 1. The class Gaussians only receive the gradient of KL/β_ceb, which is too small for
-SGD; they are optimised by Adam, which is invariant to the factor.
+the gradient of each clipped to norm 1. The class Gaussians only receive the gradient of KL/β_ceb, which is too small
+for SGD; they are optimised by Adam, which is invariant to the factor.
 
 Over the first epochs δ_cr rises linearly from 0, and β_ceb geometrically from a strong bottleneck to a weak one.
 
@@ -233,7 +233,7 @@ def _bottleneck(ens: Ensemble) -> Bottleneck:
 
 @torch.no_grad()
 def _clip_gradients(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Clip the gradient of each discriminator to norm 1; the first dimension of every parameter is the discriminator."""
+    """Clip the gradient of each discriminator to norm 1. The first dimension of all parameters indexes them."""
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
     if gradients:
         norm_p = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()

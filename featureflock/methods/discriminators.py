@@ -1,8 +1,8 @@
 """Conditional redundancy I(Z_i; Z_j | Y): information that the features of two members share beyond the class.
 
-A discriminator w per pair i < j of members classifies whether two features belong to the same example or to two examples
-of the same class. The optimal logit is the log density ratio, and the Donsker-Varadhan bound on it, with the logit
-limited to τ, is the estimate:
+A discriminator w per pair i < j of members classifies whether two features belong to the same example or to two
+examples of the same class. The optimal logit is the log density ratio. The estimate is its Donsker-Varadhan bound, with
+the logit limited to τ:
 
     positives (z_i(x), z_j(x), y),    negatives (z_i(x), z_j(x'), y) with x' another example of the class y of x
     discrimination = ½ E_pos[softplus(−w)] + ½ E_neg[softplus(w)]         binary cross-entropy

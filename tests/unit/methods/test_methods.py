@@ -55,7 +55,7 @@ def test_deep_ensembles_members_are_what_training_each_alone_gives():
         for _ in range(3):
             for batch in torch.arange(POINTS).split(20):
                 optimiser.zero_grad()
-                F.cross_entropy(net(x[batch]), y[batch]).loss.backward()
+                F.cross_entropy(net(x[batch]), y[batch]).backward()
                 optimiser.step()
         member = nn.Sequential(ens.extractors[i], ens.head[i])
         for a, b in zip(net.state_dict().values(), member.state_dict().values(), strict=True):
