@@ -78,7 +78,7 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
     """Replace the components that flags name, so that the fields of the new ones become flags. Tyro checks the rest."""
     for path, choices in COMPONENTS.items():
         name = _value_of(f"--{path}", flags)
-        if name not in choices:
+        if name is None or name not in choices:
             continue
         chosen = choices[name]
         if "." not in path:
