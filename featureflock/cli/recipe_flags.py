@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from featureflock.core import KERNELS, PRIORS, RULES
-from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, Dominoes, FashionMNIST, ImageFolder
+from featureflock.data import DATA_SETS
 from featureflock.methods import METHODS, Single
 from featureflock.models import MODELS
 from featureflock.training import RECIPES, ComputeConfig, Recipe
@@ -18,17 +18,8 @@ from featureflock.utils.suggestions import unknown_name
 Field = tuple[str, Any, Any]
 """Name, annotation and dataclasses.field of a flag."""
 
-_DATA_SETS: dict[str, type] = {
-    "digits": Digits,
-    "cifar10": CIFAR10,
-    "cifar100": CIFAR100,
-    "mnist": MNIST,
-    "fashion-mnist": FashionMNIST,
-    "dominoes": Dominoes,
-    "image-folder": ImageFolder,
-}
 COMPONENTS: dict[str, Mapping[str, type]] = {
-    "data": _DATA_SETS,
+    "data": DATA_SETS,
     "model": MODELS,
     "method": METHODS,
     "method.prior": PRIORS,

@@ -228,7 +228,7 @@ class Ensemble(nn.Module):
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
         if not isinstance(self.head, nn.ModuleList):
             return self._shared_head(features)
-        here = self.mesh.members.take(features)
+        here = self.mesh.members.local_rows(features)
         return self._all(execute(self._here(self.head), None, here, self.execution), "logits")
 
     def predict(self, x: Any) -> Tensor:
