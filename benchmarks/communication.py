@@ -387,7 +387,7 @@ def _count(method: Method, model: ModelConfig, n: int, B: int, shape: MeshShape)
     x, y = torch.randn(3 * B, 3, 32, 32), torch.arange(3 * B) % CLASSES
     recipe = Recipe(CustomData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
     with tempfile.TemporaryDirectory() as folder, _marked(type(method)) as steps:
-        train(recipe, folder, engine=ComputeConfig(compile="off", mesh=shape))
+        train(recipe, folder, compute=ComputeConfig(compile="off", mesh=shape))
     return steps[1]
 
 

@@ -48,7 +48,7 @@ def _compare(
     rounds: int,
     whole: bool,
     own_rounds: int,
-    engine: ComputeConfig = ComputeConfig(compile="on"),
+    compute: ComputeConfig = ComputeConfig(compile="on"),
     compared: Iterable[type[Method]] = LIMITS,
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
@@ -58,7 +58,7 @@ def _compare(
     workers = {}
     for method in methods if whole else methods[:1]:
         progress(f"  {name}: {method.title} is made ready")
-        workers[method.title] = Worker(_train, method, network, few, engine)
+        workers[method.title] = Worker(_train, method, network, few, compute)
     taken = _in_turns({title: worker.seconds for title, worker in workers.items()}, rounds)
     for worker in workers.values():
         worker.close()
@@ -91,9 +91,9 @@ def _in_turns(timed: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 
 
 def _train(
-    turn: Callable[[], None], method: Method, network: WideResNetConfig, members: int, engine: ComputeConfig
+    turn: Callable[[], None], method: Method, network: WideResNetConfig, members: int, compute: ComputeConfig
 ) -> None:
-    step = _step(method, network, members, engine)
+    step = _step(method, network, members, compute)
     with retained_memory():
         while True:
             step()
@@ -114,7 +114,7 @@ class _Light(nn.Module):
 
 
 def _step(
-    method: Method, network: WideResNetConfig, members: int, engine: ComputeConfig, light: bool = False
+    method: Method, network: WideResNetConfig, members: int, compute: ComputeConfig, light: bool = False
 ) -> Callable[[], None]:
     def extractor() -> nn.Module:
         whole = network.extractor((3, 32, 32))
@@ -123,7 +123,7 @@ def _step(
     ens = method.build(
         extractor, lambda: nn.Linear(64 * network.width, CLASSES), members=members, seed=SEED, train_size=50_000
     )
-    setup = resolve_compute(engine, "float32", ens, lambda: 0.0)
+    setup = resolve_compute(compute, "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     torch.manual_seed(SEED)
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))

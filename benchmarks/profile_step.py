@@ -69,10 +69,10 @@ def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, 
     torch.set_num_threads(1)
     method, made = DeepEnsembles(), network.extractor((3, 32, 32))
     ens = method.build(lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=1, seed=SEED)
-    engine = ComputeConfig(
+    compute = ComputeConfig(
         channels_last="on" if ours else "off", compile="on" if compile else "off", execution="sequential"
     )
-    setup = resolve_compute(engine, "float32", ens, lambda: 0.0)
+    setup = resolve_compute(compute, "float32", ens, lambda: 0.0)
     state = fresh_state(Recipe(method=method), setup.prepare(ens))
     x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 

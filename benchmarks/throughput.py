@@ -63,13 +63,13 @@ def _compare(
     peak_products: float,
     faster: str,
     share: str,
-    engine: ComputeConfig = ComputeConfig(compile="on"),
+    compute: ComputeConfig = ComputeConfig(compile="on"),
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     progress(f"  {name}")
     workers = {
         "ordinary": Worker(_ordinary, network, members),
-        "featureflock": Worker(_featureflock, network, members, engine),
+        "featureflock": Worker(_featureflock, network, members, compute),
         "peak": peak,
     }
     taken: dict[str, list[float]] = {who: [] for who in workers}
@@ -102,7 +102,7 @@ def _pictures() -> tuple[np.ndarray, np.ndarray]:
     return chance.integers(0, 256, (PICTURES, 32, 32, 3), np.uint8), chance.integers(0, 10, PICTURES)
 
 
-def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: int, engine: ComputeConfig) -> None:
+def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: int, compute: ComputeConfig) -> None:
     class Turns(Reporter):
         def step(self, step: int, averages: object) -> None:
             turn()
@@ -112,7 +112,7 @@ def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: 
     data = CustomData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)
     recipe = Recipe(data=data, model=network, method=FeatureWGD(), members=members, batch=BATCH, epochs=1000)
     with tempfile.TemporaryDirectory() as folder:
-        train(recipe, Path(folder, "run"), engine=engine, reporter=Turns())
+        train(recipe, Path(folder, "run"), compute=compute, reporter=Turns())
 
 
 class _Transformed(Dataset[tuple[Tensor, int]]):

@@ -99,7 +99,7 @@ def _quick_runs(folder: Path) -> list[Path]:
     )
     cycle = replace(steps, decay_epochs=(), schedule="one-cycle")
     for name, recipe in (("steps", steps), ("one-cycle", cycle)):
-        train(recipe, folder / name, engine=ComputeConfig(test_every=1))
+        train(recipe, folder / name, compute=ComputeConfig(test_every=1))
     return [folder / "steps", folder / "one-cycle"]
 
 

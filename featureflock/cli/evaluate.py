@@ -58,7 +58,7 @@ def carry_out(request: Request, console: Console) -> Evaluation:
         return evaluate(
             request.runs,
             request.protocol,
-            engine=ComputeConfig(device=request.device),
+            compute=ComputeConfig(device=request.device),
             progress=progress,
             say=lambda text: console.print(text, soft_wrap=True),
         )

@@ -30,7 +30,7 @@ COMPONENTS: dict[str, Mapping[str, type]] = {
 
 
 def read_flags(command: str, args: list[str], what: str, *extra: Field) -> tuple[str, Any]:
-    """Return the name of the recipe, and an object with the fields `recipe`, `engine` and `extra`.
+    """Return the name of the recipe, and an object with the fields `recipe`, `compute` and `extra`.
 
     Args:
         command: name of the command, such as train.
@@ -101,7 +101,7 @@ def _options(recipe: Recipe, extra: tuple[Field, ...]) -> type:
     """Dataclass of all flags: the fields of the recipe and of ComputeConfig, the components, and `extra`."""
     fields: list[Field] = [
         ("recipe", Annotated[Recipe, tyro.conf.arg(name="")], dataclasses.field(default=recipe)),
-        ("engine", Annotated[ComputeConfig, tyro.conf.arg(name="")], dataclasses.field(default=ComputeConfig())),
+        ("compute", Annotated[ComputeConfig, tyro.conf.arg(name="")], dataclasses.field(default=ComputeConfig())),
     ]
     for path, choices in COMPONENTS.items():
         current = component_name(recipe, path)

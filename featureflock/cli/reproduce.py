@@ -76,7 +76,7 @@ def main(args: list[str]) -> None:
             out,
             seeds=options.seeds,
             shard=shard,
-            engine=ComputeConfig(device=options.device),
+            compute=ComputeConfig(device=options.device),
         )
         for evaluation in outcome.evaluations:
             data = evaluation.results["data"].lower()
@@ -94,7 +94,7 @@ def carry_out(
     *,
     seeds: int | None,
     shard: Shard,
-    engine: ComputeConfig,
+    compute: ComputeConfig,
 ) -> StudyStatus:
     """Train and measure what is missing of a study; print its table when all is there, and keep it as OUT/NAME.md and
     OUT/NAME.json."""
@@ -109,7 +109,7 @@ def carry_out(
             out,
             seeds=seeds,
             shard=shard,
-            engine=engine,
+            compute=compute,
             reporter=lambda cell: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),
             progress=progress,
             say=lambda text: console.print(text, soft_wrap=True),

@@ -51,7 +51,7 @@ def main(args: list[str]) -> None:
         return
     with _said_once():
         name, options = read_flags("train", args, "", _OUT, _RESUME)
-    processes = best_processes(options.recipe, options.engine)
+    processes = best_processes(options.recipe, options.compute)
     if processes > 1:
         launch(processes, ["train", *args, "--mesh.members", str(processes)])
     else:
@@ -110,7 +110,7 @@ def _run(name: str, flags: list[str], options: Any) -> None:
         shown.append(TensorBoardReporter(out / "tensorboard"))
     plan = f"{component_name(recipe, 'method')}, members: {recipe.size}, epochs: {recipe.epochs}"
     console.print(f"{name}: {plan}, in {out}", soft_wrap=True)
-    result = train(recipe, out, engine=options.engine, resume=options.resume, reporter=ReporterGroup(*shown))
+    result = train(recipe, out, compute=options.compute, resume=options.resume, reporter=ReporterGroup(*shown))
     test = result["test"]
     lines = [
         f"Test: {test['accuracy']:.2f} % correct, NLL {test['nll']:.4f}; members "

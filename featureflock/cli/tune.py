@@ -67,7 +67,7 @@ def main(args: list[str]) -> None:
         search.out,
         seeds=search.seeds,
         shard=Shard.parse(search.shard),
-        engine=options.engine,
+        compute=options.compute,
     )
     if outcome.results is None:
         return

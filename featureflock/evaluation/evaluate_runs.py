@@ -53,7 +53,7 @@ def evaluate(
     protocol: EvaluationProtocol = EvaluationProtocol(),
     *,
     data: DataSet | None = None,
-    engine: ComputeConfig = ComputeConfig(),
+    compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
@@ -64,14 +64,14 @@ def evaluate(
             averaged; differences from Deep Ensembles are paired by seed.
         protocol: what to test on.
         data: the data set, where the runs were trained on data of your own.
-        engine: how to compute; only device, memory format and `run` matter here.
+        compute: how to compute; only device, memory format and `run` matter here.
         progress, say: told what happens meanwhile.
 
     Predictions are kept beside each run, so that nothing is computed twice.
     """
     if not runs:
         raise ValueError("Give at least one run to evaluate.")
-    work = _prepare(runs, protocol, data, engine, say)
+    work = _prepare(runs, protocol, data, compute, say)
     trained, splits, name, conditions, mapped = work.runs, work.splits, work.name, work.conditions, work.mapped
     rows, names = work.rows, work.names
     _carry_out(work.missing(), progress)
@@ -103,11 +103,11 @@ def cache_predictions(
     runs: Sequence[Path | str],
     protocol: EvaluationProtocol = EvaluationProtocol(),
     *,
-    engine: ComputeConfig = ComputeConfig(),
+    compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, what: None,
 ) -> None:
     """Compute the predictions and maps that `evaluate` with the same arguments needs, and no metrics."""
-    _carry_out(_prepare(runs, protocol, None, engine, lambda text: None).missing(), progress)
+    _carry_out(_prepare(runs, protocol, None, compute, lambda text: None).missing(), progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +121,10 @@ class _Prepared:
     name: str
     conditions: list[EvaluationSet]
     mapped: dict[Which, list[EvaluationSet]]
-    engine: ComputeConfig
+    compute: ComputeConfig
 
     def missing(self) -> "list[_Job]":
-        predictors = {self.names[str(run)]: Predictor(run, self.engine) for run in self.runs}
+        predictors = {self.names[str(run)]: Predictor(run, self.compute) for run in self.runs}
         return _missing(predictors, self.conditions, self.mapped)
 
 
@@ -132,7 +132,7 @@ def _prepare(
     runs: Sequence[Path | str],
     protocol: EvaluationProtocol,
     data: DataSet | None,
-    engine: ComputeConfig,
+    compute: ComputeConfig,
     say: Callable[[str], None],
 ) -> _Prepared:
     trained = [read_run(folder) for folder in runs]
@@ -145,7 +145,7 @@ def _prepare(
         *test_sets.unfamiliar(splits, name, protocol),
     ]
     mapped = pictures_to_map(conditions, protocol) if are_pictures(splits.test) else {}
-    return _Prepared(trained, rows, _names(trained), splits, name, conditions, mapped, engine)
+    return _Prepared(trained, rows, _names(trained), splits, name, conditions, mapped, compute)
 
 
 def _names(runs: list[TrainedRun]) -> dict[str, str]:

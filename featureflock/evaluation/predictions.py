@@ -53,8 +53,8 @@ class Predictions(NamedTuple):
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
 
-    def __init__(self, run: TrainedRun, engine: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
-        self.run, self.engine = run, engine
+    def __init__(self, run: TrainedRun, compute: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
+        self.run, self.compute = run, compute
         self._ens = ens
         self._setup: ResolvedCompute | None = None
 
@@ -69,7 +69,7 @@ class Predictor:
     def setup(self) -> ResolvedCompute:
         if self._setup is None:
             ens = self.run.load_ensemble() if self._ens is None else self._ens
-            self._setup = resolve_compute(self.engine, self.run.recipe["precision"], ens, lambda: 0.0)
+            self._setup = resolve_compute(self.compute, self.run.recipe["precision"], ens, lambda: 0.0)
             self._ens = self._setup.prepare(ens).eval()
         return self._setup
 

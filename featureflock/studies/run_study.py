@@ -91,7 +91,7 @@ def reproduce(
     *,
     seeds: int | None = None,
     shard: Shard = Shard(),
-    engine: ComputeConfig = ComputeConfig(),
+    compute: ComputeConfig = ComputeConfig(),
     reporter: Callable[[StudyRun], Reporter] = lambda cell: Reporter(),
     progress: EvaluationProgress = lambda done, total, what: None,
     say: Callable[[str], None] = lambda text: None,
@@ -103,7 +103,7 @@ def reproduce(
         folder: where runs are kept, and looked for.
         seeds: how many; by default the scale's number.
         shard: which worker this is, where several share the folder.
-        engine, reporter, progress, say: as in `train` and `evaluate`.
+        compute, reporter, progress, say: as in `train` and `evaluate`.
     """
     everything = study_runs(study, scale, folder, seeds)
     runs = to_train(everything)
@@ -112,12 +112,12 @@ def reproduce(
         if not cell.is_finished:
             say(f"{cell.row.title}, seed {cell.recipe.seed}: {cell.folder}")
             try:
-                train(cell.recipe, cell.folder, engine=engine, resume=True, reporter=reporter(cell))
+                train(cell.recipe, cell.folder, compute=compute, resume=True, reporter=reporter(cell))
             except RunLockedError:
                 say("Another worker is training it.")
                 continue
         if cell in own:  # predictions are kept beside the run, for whoever makes the table
-            cache_predictions([cell.folder], study.protocol(scale), engine=engine)
+            cache_predictions([cell.folder], study.protocol(scale), compute=compute)
     left = [cell for cell in runs if not cell.is_finished]
     if left:
         return StudyStatus(everything, left)
@@ -126,7 +126,7 @@ def reproduce(
         by_data.setdefault(cell.recipe.data, []).append(cell.folder)
     protocol = study.protocol(scale)
     evaluations = tuple(
-        evaluate(folders, protocol, engine=engine, progress=progress, say=say) for folders in by_data.values()
+        evaluate(folders, protocol, compute=compute, progress=progress, say=say) for folders in by_data.values()
     )
     folders = [folder for group in by_data.values() for folder in group]
     entries = [entry for evaluation in evaluations for entry in evaluation.results["runs"]]

@@ -1,4 +1,4 @@
-"""The training engine: recipes, the loop, checkpoints, progress."""
+"""Training: recipes, the loop, checkpoints, progress."""
 
 from featureflock.training.compute import ComputeConfig, ResolvedCompute
 from featureflock.training.loop import train

@@ -53,7 +53,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class ResolvedCompute:
-    """What an engine has come down to on this machine."""
+    """ComputeConfig with every `auto` resolved."""
 
     device: str
     precision: str
@@ -96,10 +96,10 @@ class ResolvedCompute:
 
 
 def resolve_compute(
-    engine: ComputeConfig, precision: Precision, ens: Ensemble, work: Callable[[], float]
+    compute: ComputeConfig, precision: Precision, ens: Ensemble, work: Callable[[], float]
 ) -> ResolvedCompute:
     """Decide what is "auto"; `work` tells how many multiplications the whole run takes, roughly."""
-    name = engine.device if engine.device != "auto" else _best_device()
+    name = compute.device if compute.device != "auto" else _best_device()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -108,18 +108,18 @@ def resolve_compute(
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
-    if engine.compile == "on" and engine.execution != "sequential":
-        raise ValueError(f"--compile on and --execution {engine.execution} do not go together; leave one of them out.")
-    if engine.compile == "on" and device.type == "cpu" and not can_compile(device):
+    if compute.compile == "on" and compute.execution != "sequential":
+        raise ValueError(f"--compile on and --execution {compute.execution} do not go together; leave one of them out.")
+    if compute.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    compilable = engine.execution == "sequential" and can_compile(device)
+    compilable = compute.execution == "sequential" and can_compile(device)
     return ResolvedCompute(
         device=str(device),
         precision=precision,
-        channels_last=engine.channels_last == "on" or (engine.channels_last == "auto" and convolutions),
-        compile=engine.compile == "on"
-        or (engine.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
-        execution=engine.execution,
+        channels_last=compute.channels_last == "on" or (compute.channels_last == "auto" and convolutions),
+        compile=compute.compile == "on"
+        or (compute.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
+        execution=compute.execution,
         threads=torch.get_num_threads(),
     )
 

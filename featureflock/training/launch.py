@@ -22,17 +22,17 @@ from featureflock.training.compute import ComputeConfig, resolve_compute
 from featureflock.training.recipe import Recipe
 
 
-def best_processes(recipe: Recipe, engine: ComputeConfig) -> int:
+def best_processes(recipe: Recipe, compute: ComputeConfig) -> int:
     """How many processes would train fastest, where nothing was said of it."""
     processes = math.gcd(recipe.size, torch.get_num_threads())
-    said = launched_by_torchrun() or engine.mesh != MeshShape() or engine.execution != "sequential"
-    if processes == 1 or said or engine.device not in ("auto", "cpu") or torch.cuda.is_available():
+    said = launched_by_torchrun() or compute.mesh != MeshShape() or compute.execution != "sequential"
+    if processes == 1 or said or compute.device not in ("auto", "cpu") or torch.cuda.is_available():
         return 1
     splits = recipe.splits()
     if not isinstance(splits.train, TensorExamples):  # each process would read all files
         return 1
     ens = build(recipe, splits)
-    setup = resolve_compute(engine, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
+    setup = resolve_compute(compute, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
     return processes if setup.compile and setup.channels_last else 1
 
 

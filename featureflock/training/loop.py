@@ -47,7 +47,7 @@ def train(
     recipe: Recipe,
     folder: Path | str,
     *,
-    engine: ComputeConfig = ComputeConfig(),
+    compute: ComputeConfig = ComputeConfig(),
     resume: bool = False,
     reporter: Reporter = Reporter(),
 ) -> dict[str, Any]:
@@ -56,20 +56,20 @@ def train(
     Args:
         recipe: what to train.
         folder: new, or with `resume` that of a run of the same recipe, which goes on from its last checkpoint.
-        engine: how to compute it.
+        compute: how to compute it.
         reporter: what to tell a person meanwhile.
 
     Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
     """
-    with join_mesh(engine.mesh) as mesh:
+    with join_mesh(compute.mesh) as mesh:
         # What torchrun starts again goes on with what it had begun. A host whose own were well does not count it.
         resume = resume or bool(mesh.world.max(torch.tensor(int(restarted_by_torchrun()))))
         reporter = reporter if mesh.is_rank_zero else Reporter()
-        return _train(recipe, RunFolder(Path(folder)), engine, resume, reporter, mesh)
+        return _train(recipe, RunFolder(Path(folder)), compute, resume, reporter, mesh)
 
 
 def _train(
-    recipe: Recipe, run: RunFolder, engine: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
+    recipe: Recipe, run: RunFolder, compute: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> dict[str, Any]:
     description = describe(recipe)
     finished = mesh.on_rank_zero(lambda: run.check(description, resume))
@@ -81,7 +81,7 @@ def _train(
     _check_parts(recipe, taken, mesh)
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
-    setup = resolve_compute(engine, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
+    setup = resolve_compute(compute, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
     environment = provenance()
     where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
@@ -106,7 +106,7 @@ def _train(
         try:
             reporter.start(RunPlan(recipe.epochs, steps, taken, state.step, state.epoch))
             with deferred_signals() as interrupts, torch.random.fork_rng(_gpus(setup)), retained_memory():
-                loop = _Loop(recipe, engine, setup, run, facts, splits, state, reporter, interrupts, mesh)
+                loop = _Loop(recipe, compute, setup, run, facts, splits, state, reporter, interrupts, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
@@ -176,7 +176,7 @@ def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
 @dataclass
 class _Loop:
     recipe: Recipe
-    engine: ComputeConfig
+    compute: ComputeConfig
     setup: ResolvedCompute
     run: RunFolder
     facts: dict[str, Any]
@@ -210,7 +210,7 @@ class _Loop:
             state.batch, state.step = state.batch + 1, state.step + 1
             state.seconds = time.monotonic() - began
             self.reporter.step(state.step, self._averages)
-            due = time.monotonic() - saved >= 60 * self.engine.checkpoint_minutes
+            due = time.monotonic() - saved >= 60 * self.compute.checkpoint_minutes
             signal_, due = self.mesh.world.max(torch.tensor([self.interrupts.received or 0, int(due)])).tolist()
             self._stop_if(signal_)
             if state.batch < len(order) and due:
@@ -240,7 +240,7 @@ class _Loop:
         }
         if splits.validation is not None:
             line["validation"] = self.measured(splits.validation, "validation")
-        if self.engine.test_every and (state.epoch + 1) % self.engine.test_every == 0:
+        if self.compute.test_every and (state.epoch + 1) % self.compute.test_every == 0:
             line["test"] = self.measured(splits.test, "test")
         if self.mesh.is_rank_zero:
             with self.run.writing():

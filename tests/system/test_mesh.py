@@ -150,7 +150,7 @@ def work(folder: Path, shape: tuple[int, int], ports: dict[str, int]) -> None:
                 torch.save(weights, folder / f"{shape} {name}")
     if shape in ((1, 1), (2, 2)):
         os.environ["MASTER_PORT"] = str(ports["pictures"])
-        train(pictures(), folder / f"{shape} pictures", engine=ComputeConfig(mesh=MeshShape(*shape, timeout=60)))
+        train(pictures(), folder / f"{shape} pictures", compute=ComputeConfig(mesh=MeshShape(*shape, timeout=60)))
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ def go_on(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
 
     torch.set_default_dtype(torch.float64)
     try:
-        train(pictures(), folder, engine=ComputeConfig(mesh=MeshShape(*shape)), resume=True, reporter=Interrupt())
+        train(pictures(), folder, compute=ComputeConfig(mesh=MeshShape(*shape)), resume=True, reporter=Interrupt())
     except TrainingInterrupted:
         sys.exit(3)
 
@@ -236,7 +236,7 @@ def launch(*words: str) -> None:
     torch.set_num_threads(2)
     from featureflock.cli import train as module
 
-    module.best_processes = lambda recipe, engine: 2
+    module.best_processes = lambda recipe, compute: 2
     command(*words)
 
 
@@ -273,7 +273,7 @@ def test_several_processes_where_that_is_faster(fast_machine, monkeypatch):
     assert launching.best_processes(replace(long, members=8), compiled) == 4
     usual = replace(long, members=None, method=FeatureWGD())
     assert launching.best_processes(usual, compiled) == 2  # of the 10 that are usual
-    for recipe, engine in (
+    for recipe, compute in (
         (replace(long, members=5), compiled),  # cannot be divided equally
         (replace(long, members=1), compiled),
         (long, ComputeConfig(device="cpu")),  # so short that it is not compiled
@@ -284,7 +284,7 @@ def test_several_processes_where_that_is_faster(fast_machine, monkeypatch):
         ),  # each process would read all files
         (long, replace(compiled, mesh=MeshShape(members=1))),  # asked for
     ):
-        assert launching.best_processes(recipe, engine) == 1
+        assert launching.best_processes(recipe, compute) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launching.best_processes(long, compiled) == 1
 

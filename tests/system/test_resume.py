@@ -52,7 +52,7 @@ def recipe() -> Recipe:
 def work(folder: Path, minutes: float) -> None:
     """What a process of its own does."""
     torch.set_num_threads(1)
-    train(recipe(), folder, engine=ComputeConfig(checkpoint_minutes=minutes, test_every=5), resume=True)
+    train(recipe(), folder, compute=ComputeConfig(checkpoint_minutes=minutes, test_every=5), resume=True)
 
 
 def start(folder: Path, minutes: float) -> multiprocessing.Process:
@@ -149,7 +149,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(undisturbed, tmp_path):
         # No file may grow beyond 4 kB: like a full disk, this fails in the middle of writing a checkpoint.
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         with pytest.raises(OSError, match=r"could not be written to .* go on with --resume"):
-            train(recipe(), folder, engine=ComputeConfig(test_every=5, checkpoint_minutes=0), resume=True)
+            train(recipe(), folder, compute=ComputeConfig(test_every=5, checkpoint_minutes=0), resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(folder.glob("checkpoints/.*"))
@@ -166,7 +166,7 @@ def interrupted(folder: Path) -> None:
             if step == 21:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    train(recipe(), folder, engine=ComputeConfig(test_every=5), reporter=Interrupt())
+    train(recipe(), folder, compute=ComputeConfig(test_every=5), reporter=Interrupt())
 
 
 def test_an_interrupt_saves_the_step_it_came_in(undisturbed, tmp_path):

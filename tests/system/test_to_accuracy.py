@@ -15,7 +15,7 @@ def test_operations_are_those_of_the_products(tmp_path, monkeypatch):
     """Three members see 240 scans of 64 pixels twice, in layers of 16, 8 and 10."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     script = importlib.import_module("to_accuracy")
-    train(SHORT, tmp_path / "run", engine=ComputeConfig(test_every=1))
+    train(SHORT, tmp_path / "run", compute=ComputeConfig(test_every=1))
     forward = 2 * (64 * 16 + 16 * 8 + 8 * 10)
     row = script._row(tmp_path / "run", at=0.0)
     assert row["forward_flop"] == forward

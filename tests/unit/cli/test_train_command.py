@@ -37,9 +37,9 @@ def flock(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 
 
 def parsed(monkeypatch, *words: str):
-    """The recipe and the engine that the flags stand for."""
+    """The recipe and the compute that the flags stand for."""
     seen = []
-    monkeypatch.setattr(command, "_run", lambda name, flags, options: seen.append((options.recipe, options.engine)))
+    monkeypatch.setattr(command, "_run", lambda name, flags, options: seen.append((options.recipe, options.compute)))
     command.main(list(words))
     return seen[0]
 
@@ -48,7 +48,7 @@ def parsed(monkeypatch, *words: str):
 
 
 def test_every_flag_reaches_the_recipe(monkeypatch):
-    recipe, engine = parsed(
+    recipe, compute = parsed(
         monkeypatch,
         *[
             "cifar10-wrn16x4",
@@ -88,7 +88,7 @@ def test_every_flag_reaches_the_recipe(monkeypatch):
     assert (recipe.subset, recipe.validation, recipe.seed, recipe.precision) == (100, 50, 3, "bfloat16")
     assert recipe.data.flip is False
     assert recipe.data.padding == 4
-    assert (engine.compile, engine.device) == ("off", "cpu")
+    assert (compute.compile, compute.device) == ("off", "cpu")
     assert (recipe.weight_decay, recipe.batch) == (base.weight_decay, base.batch)
 
 
@@ -152,7 +152,7 @@ def test_names_list_themselves(monkeypatch, capsys):
         (["train", "digits", "--method", "single", "--members", "3"], "Single trains one network, got members=3"),
         (["train", "digits", "--method", "deep-ensembles", "--method.prior", "normal"], "DeepEnsembles has no prior"),
         (["train", "digits", "--subset", "5000"], "subset must be 1 to 1200"),
-        (["train", "digits", "--validation", "1200"], "validation must leave something"),
+        (["train", "digits", "--validation", "1200"], "to leave training examples"),
         (["train", "digits", "--model", "wide-resnet", "--model.depth", "17"], "depth"),
         (["train", "imagenet-resnet50", "--data.folder", "nowhere"], "There is no folder nowhere"),
         (["train", "digits", "--out", "/proc/nowhere/run"], "cannot be made"),

@@ -1,4 +1,4 @@
-"""The loop: what it computes and what it writes, for any method, engine, data and network."""
+"""The loop: what it computes and what it writes, for any method, compute, data and network."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_it_is_sgd_with_the_schedule_on_the_order_of_the_seed(tmp_path):
 @pytest.mark.parametrize("model", [MLPConfig((16, 8)), CNNConfig(4)], ids=repr)
 def test_reported_numbers_are_those_of_the_ensemble(model, tmp_path):
     recipe = replace(SHORT, validation=100, members=2, model=model)
-    result = train(recipe, tmp_path, engine=ComputeConfig(test_every=1))
+    result = train(recipe, tmp_path, compute=ComputeConfig(test_every=1))
     ens, splits = ff.load(tmp_path / "ensemble"), recipe.data.load()
     x, y = splits.test.x.float() / 16, splits.test.labels
     probs = ens.predict(x)
@@ -157,17 +157,17 @@ def test_global_random_numbers_stay_as_they_were(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# The engine
+# The compute
 
 
 @pytest.mark.parametrize(
-    "engine",
+    "compute",
     [ComputeConfig(channels_last="off"), ComputeConfig(execution="vectorised"), ComputeConfig(execution="low_memory")],
     ids=repr,
 )
-def test_the_engine_changes_rounding_only(engine, tmp_path):
+def test_the_engine_changes_rounding_only(compute, tmp_path):
     recipe = replace(SHORT, model=CNNConfig(4), epochs=1)
-    a, b = train(recipe, tmp_path / "a"), train(recipe, tmp_path / "b", engine=engine)
+    a, b = train(recipe, tmp_path / "a"), train(recipe, tmp_path / "b", compute=compute)
     assert a["train"]["cross_entropy"] == pytest.approx(b["train"]["cross_entropy"], rel=1e-3)
     for name, tensor in weights(tmp_path / "a").items():
         assert_close(weights(tmp_path / "b")[name], tensor, atol=2e-3, rtol=2e-3)
@@ -187,9 +187,9 @@ def test_one_compiled_graph_serves_all_members(tmp_path):
     torch._dynamo.reset()
     counters.clear()
     recipe = replace(SHORT, model=MLPConfig((16, 8)), epochs=1)
-    result = train(recipe, tmp_path / "a", engine=ComputeConfig(compile="on"))
+    result = train(recipe, tmp_path / "a", compute=ComputeConfig(compile="on"))
     assert counters["stats"]["unique_graphs"] == 2  # one to train, one to measure; none for each member
-    plain = train(recipe, tmp_path / "b", engine=ComputeConfig(compile="off"))
+    plain = train(recipe, tmp_path / "b", compute=ComputeConfig(compile="off"))
     assert result["train"]["cross_entropy"] == pytest.approx(plain["train"]["cross_entropy"], rel=1e-4)
 
 

@@ -47,7 +47,7 @@ def test_a_diverging_run_names_step_member_and_learning_rate(tmp_path):
         train(
             replace(SHORT, method=DeepEnsembles(), learning_rate=1e6, epochs=30),
             tmp_path,
-            engine=ComputeConfig(checkpoint_minutes=0),
+            compute=ComputeConfig(checkpoint_minutes=0),
         )
     kept, _ = read_newest(tmp_path / "checkpoints")
     assert all(torch.isfinite(t).all() for t in kept.tensors.values())
@@ -125,9 +125,9 @@ def test_wrong_recipes_are_refused_at_once(wrong, message):
 def test_wrong_devices_are_refused(tmp_path):
     for device in ("cuda:99", "abacus"):
         with pytest.raises(ValueError, match=f"The device {device} cannot be used here"):
-            train(SHORT, tmp_path / "run", engine=ComputeConfig(device=device))
+            train(SHORT, tmp_path / "run", compute=ComputeConfig(device=device))
     with pytest.raises(ValueError, match="--compile on and --execution vectorised do not go together"):
-        train(SHORT, tmp_path / "run", engine=ComputeConfig(compile="on", execution="vectorised"))
+        train(SHORT, tmp_path / "run", compute=ComputeConfig(compile="on", execution="vectorised"))
     assert not (tmp_path / "run").exists()
 
 
