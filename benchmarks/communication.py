@@ -1,29 +1,29 @@
-"""What processes that share an ensemble send each other: bytes by collective, and the share of a step that it takes.
+"""Bytes that processes of one ensemble send each other, by collective, and the fraction of a step that it takes.
 
 Four tables:
 
-    counted     steps of the training loop on meshes of real processes (gloo). Every collective is counted and compared
-                with the formula below; where they differ, the benchmark fails. Neither members nor examples can be
-                divided equally there, so rounding up is part of the test
-    settings    the same formulas for the paper's settings
-    on paper    time of a step and memory of ResNet-50 ensembles on GPUs, by these formulas and assumed rates (`GPU`):
-                nothing of it is measured
-    times       steps of feature-WGD: the time inside collectives over that of the step, waiting for slower processes
-                included; the time of the same collectives alone, each after a barrier; features gathered member by
-                member while the next is computed, over one gather at the end; latency and bandwidth, and what
-                the loopback interface has seen meanwhile (of all programs)
+    counted         steps of the training loop on meshes of real processes (gloo). Every collective is counted and
+                    compared with the formula below; the benchmark fails if they differ. Neither members nor examples
+                    divide evenly there, so rounding up is tested too
+    configurations  the same formulas for the paper's ensembles
+    projected       time of a step and memory of ResNet-50 ensembles on GPUs, from these formulas and assumed rates
+                    (`GPU`): nothing here is measured
+    times           steps of feature-WGD: the fraction of a step spent in collectives, including waiting for slower
+                    processes; the time of the same collectives alone, each after a barrier; gathering features member
+                    by member while the next is computed, relative to one gather at the end; latency and bandwidth, and
+                    the traffic on the loopback interface meanwhile (of all programs)
 
-What each process hands to collectives in a step, in bytes, on a mesh of M × D (members × data) processes:
+Bytes that each process passes to collectives in a step, on a mesh of M × D (members × data) processes:
 
     n × n sums    data       8 (2n² + 1)                feature- and function-WGD, if D > 1
-    gather        members    4 ⌈n/M⌉ ⌈B/D⌉ H            features; C in place of H for logits, if M > 1
-                             2 · 4 ⌈n/M⌉ W              weight-WGD: weights, and the gradients that come back
+    gather        members    4 ⌈n/M⌉ ⌈B/D⌉ H            features; C instead of H for logits, if M > 1
+                             2 · 4 ⌈n/M⌉ W              weight-WGD: weights, and their gradients on the way back
     gradients     data       4 ⌈n/M⌉ (W + S)            what any data-parallel training averages, if D > 1; weight-WGD
-                                                        hands over W twice
-                  all        4 (H + 1) C                the shared head's
-    bookkeeping   data, all  8 D + 8 (n + 5), 16        sizes of parts; losses and what is not finite; signals
+                                                        passes W twice
+                  all        4 (H + 1) C                of the shared head
+    bookkeeping   data, all  8 D + 8 (n + 5), 16        sizes of parts; losses and finiteness checks; signals
 
-A sum of b bytes over P processes in a ring sends 2 (P − 1)/P · b from each process, a gather (P − 1) b.
+In a ring of P processes, a sum of b bytes sends 2 (P − 1)/P · b from each process, a gather (P − 1) b.
 
 Shapes: n members, B examples in a batch, H features, C classes, W weights and S running statistics of a member.
 
@@ -51,10 +51,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-import measuring
+import harness
 import torch
 import torch.distributed as dist
-from measuring import progress, ratios, row, write_json
+from harness import progress, ratios, row, write_json
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -71,17 +71,17 @@ from featureflock.training.state import fresh_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
 METHODS: tuple[Method, ...] = (FeatureWGD(), FunctionWGD(), WeightWGD(), DeepEnsembles())
-SETTINGS = {
+CONFIGURATIONS = {
     "CIFAR-10, WRN-16-4 × 10": ("cifar10-wrn16x4", (3, 32, 32), 10),
     "CIFAR-100, WRN-16-4 × 10": ("cifar100-wrn16x4", (3, 32, 32), 100),
     "CIFAR-100, ResNet-32 × 4": ("cifar100-resnet32", (3, 32, 32), 100),
     "CIFAR-100, WRN-28-2 × 3": ("cifar100-wrn28x2", (3, 32, 32), 100),
     "ImageNet, ResNet-50 × 5": ("imagenet-resnet50", (3, 224, 224), 1000),
 }
-"""The paper's: a recipe, the shape of a picture, classes."""
-GPU = {"FLOP/s": 0.3 * 312e12, "in a node": 0.5 * 300e9, "between nodes": 0.5 * 25e9, "s a kernel": 5e-6}
-"""Assumed: 30 % of an A100's peak in bfloat16; half of NVLink's bytes a second each way, and of 200 Gb/s; a small
-kernel on a GPU."""
+"""The paper's ensembles: recipe, shape of an image, classes."""
+GPU = {"FLOP/s": 0.3 * 312e12, "in a node": 0.5 * 300e9, "between nodes": 0.5 * 25e9, "seconds per kernel": 5e-6}
+"""Assumed: 30 % of an A100's peak in bfloat16; half of the bandwidth of NVLink each way, and of 200 Gb/s; the time of a
+small GPU kernel."""
 PLANS = (
     ("ResNet-50 × 5", 5, (1, 1), "in a node"),
     ("ResNet-50 × 5", 5, (5, 1), "in a node"),
@@ -90,34 +90,34 @@ PLANS = (
     ("ResNet-50 × 100", 100, (100, 1), "between nodes"),
     ("ResNet-50 × 100", 100, (20, 5), "between nodes"),
 )
-"""Ensembles, their members, meshes, and where their processes are."""
-KERNELS_OF_A_SLICE = 29
-"""Operations of the layer's backward pass on each slice of the features, counted (WGD, Cauchy, rank 5)."""
+"""Ensembles, their sizes, meshes, and the interconnect."""
+KERNELS_PER_SLICE = 29
+"""Kernels of the layer's backward pass for each slice of the features, counted (WGD, Cauchy, rank 5)."""
 SMALL, LARGE = 8, 2**24
-"""Bytes whose transfer shows the latency, and the bandwidth."""
+"""Bytes to measure latency and bandwidth with."""
 T = TypeVar("T")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small networks, few meshes, one round")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     content: dict[str, Any] = {"seeds": [SEED], "batch": BATCH, "cores": cores}
-    content |= {"settings": settings(), "on_paper": on_paper(), "assumed": GPU}
-    print(f"The paper's settings, in bytes\n\n{table(content['settings'])}")
-    print(f"\nOn paper, for GPUs\n\n{table(content['on_paper'])}", flush=True)
-    importlib.import_module("torch._dynamo")  # once: processes that are forked have what is imported here
+    content |= {"configurations": configurations(), "projected": projected(), "assumed": GPU}
+    print(f"The paper's ensembles, in bytes\n\n{table(content['configurations'])}")
+    print(f"\nProjected for GPUs\n\n{table(content['projected'])}", flush=True)
+    importlib.import_module("torch._dynamo")  # once, before forking
     content |= count(args.quick)
-    print(f"\nCounted, bytes that a process hands over in a step\n\n{table(content['counted'])}", flush=True)
+    print(f"\nCounted: bytes that a process passes to collectives in a step\n\n{table(content['counted'])}", flush=True)
     content["times"] = times(args.quick)
-    print(f"\nTimes, on {cores} core{'s' * (cores != 1)}\n\n{measuring.table(content['times'])}")
+    print(f"\nTimes, on {cores} core{'s' * (cores != 1)}\n\n{harness.table(content['times'])}")
     write_json(args.json, content)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows in Markdown, with what they are called as the heading."""
+    """Markdown table of rows, with their keys as the header."""
     numbers = [str(value).replace(".", "").replace(",", "").isdigit() for value in rows[0].values()]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "|".join("---:" if number else "---" for number in numbers) + "|"]
     for r in rows:
@@ -127,7 +127,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of an ensemble of one method; see above."""
+    """Shapes of an ensemble and its method; see the module docstring."""
 
     method: Method
     n: int
@@ -135,7 +135,7 @@ class Sizes:
     H: int
     C: int
     extractor: int
-    """Weights of one."""
+    """Weights of one extractor."""
     S: int
 
     @property
@@ -150,8 +150,8 @@ class Sizes:
         statistics = sum(b.numel() for b in network.buffers() if b.is_floating_point())
         return Sizes(method, n, B, network.feature_dim, C, weights, statistics)
 
-    def handed_over(self, M: int, D: int, m: int = 0, d: int = 0) -> dict[str, int]:
-        """Bytes in a step of the process in column m and row d, by purpose."""
+    def bytes_passed(self, M: int, D: int, m: int = 0, d: int = 0) -> dict[str, int]:
+        """Bytes per step of the process in column m and row d, by purpose."""
         n, shared, weights = self.n, isinstance(self.method, FeatureWGD), isinstance(self.method, WeightWGD)
         most, here = math.ceil(n / M), len(range(n)[_part(n, M, m)])
         examples = len(range(self.B)[_part(self.B, D, d)])
@@ -166,40 +166,40 @@ class Sizes:
         }
 
 
-def settings() -> list[dict[str, Any]]:
-    """The paper's, each member in a process of its own, or each part of a batch: B is that of all processes."""
+def configurations() -> list[dict[str, Any]]:
+    """The paper's ensembles, with one process per member or per part of a batch; B is the batch of all processes."""
     rows = []
-    for name, (recipe, shape, classes) in SETTINGS.items():
+    for name, (recipe, shape, classes) in CONFIGURATIONS.items():
         r = RECIPES[recipe].recipe
         s = Sizes.of(r.method, r.model, shape, r.members or r.method.default_members, r.batch, classes)
         weights = Sizes.of(WeightWGD(), r.model, shape, s.n, s.B, classes)
         rows.append(
             {
-                "setting": name,
+                "configuration": name,
                 "n": s.n,
                 "B": s.B,
                 "H": s.H,
-                "weights of a member": s.extractor + s.head,
-                "data axis: n × n sums": s.handed_over(1, 2)["n × n sums"],
-                "members axis: features of all": 4 * s.n * s.B * s.H,
-                "gradients of all": 4 * (s.n * s.extractor + s.head),
-                "weight-WGD's gathers of all": 2 * 4 * weights.n * (s.extractor + s.head),
+                "weights per member": s.extractor + s.head,
+                "data axis: n × n sums": s.bytes_passed(1, 2)["n × n sums"],
+                "members axis: all features": 4 * s.n * s.B * s.H,
+                "all gradients": 4 * (s.n * s.extractor + s.head),
+                "weight-WGD: all gathers": 2 * 4 * weights.n * (s.extractor + s.head),
             }
         )
     return rows
 
 
-def on_paper() -> list[dict[str, Any]]:
-    """What a step would take and send, and the memory of a process, at the assumed rates; batches of 256 pictures."""
+def projected() -> list[dict[str, Any]]:
+    """Time and traffic of a step and memory of a process at the assumed rates, for batches of 256 images."""
     recipe = RECIPES["imagenet-resnet50"].recipe
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         network = recipe.model.extractor((3, 224, 224))
-        kept: list[int] = []  # numbers that single operations give, about what a backward pass needs
+        sizes: list[int] = []  # of the outputs of single layers, about what a backward pass needs
         for module in network.modules():
             if not list(module.children()):
-                module.register_forward_hook(lambda _, inputs, output: kept.append(output.numel()))
+                module.register_forward_hook(lambda _, inputs, output: sizes.append(output.numel()))
         network(torch.empty(1, 3, 224, 224))
-    forward, activations = counter.get_total_flops(), sum(kept)
+    forward, activations = counter.get_total_flops(), sum(sizes)
     rows = []
     for name, n, (M, D), where in PLANS:
         s = Sizes.of(recipe.method, recipe.model, (3, 224, 224), n, recipe.batch, 1000)
@@ -209,20 +209,20 @@ def on_paper() -> list[dict[str, Any]]:
         head = 2 * (M * D - 1) / (M * D) * 4 * s.head
         ms = {
             "members": 3 * forward * here * examples / GPU["FLOP/s"],
-            "head of all": 6 * n * examples * s.H * s.C / GPU["FLOP/s"],
-            "layer": math.ceil(features / 4 / 2**16) * KERNELS_OF_A_SLICE * GPU["s a kernel"],
+            "head": 6 * n * examples * s.H * s.C / GPU["FLOP/s"],
+            "layer": math.ceil(features / 4 / 2**16) * KERNELS_PER_SLICE * GPU["seconds per kernel"],
             "gather": gathered / GPU[where],
             "gradients": (averaged + head) / GPU[where],
         }
-        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; features as gathered,
-        # the layer's copy and two gradients; logits, their logarithms and gradients.
+        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; gathered features, the
+        # layer's copy and two gradients; logits, log-probabilities and gradients.
         weights = 4 * (4 if D > 1 else 3) * (here * s.extractor + s.head)
         memory = weights + 2 * activations * examples * here + 4 * features + 3 * logits
         rows.append(
             {
                 "ensemble": name,
                 "members × data": f"{M} × {D}",
-                **{f"{what}, ms": f"{1000 * t:.1f}" for what, t in ms.items()},
+                **{f"{part}, ms": f"{1000 * t:.1f}" for part, t in ms.items()},
                 "step, ms": f"{1000 * sum(ms.values()):.0f}",
                 "sent, MB": f"{(gathered + averaged + head) / 1e6:,.0f}",
                 "memory, GB": f"{memory / 1e9:.0f}",
@@ -233,17 +233,17 @@ def on_paper() -> list[dict[str, Any]]:
 
 
 def count(quick: bool) -> dict[str, list[dict[str, Any]]]:
-    """Bytes in a step of the training loop: in the first process by purpose, and by collective."""
+    """Bytes per step of the training loop: of the first process by purpose, and of all by collective."""
     model, n, B = CNNConfig(2) if quick else WideResNetConfig(10, 1), 5, 15
     counted, collectives = [], []
     methods = METHODS[:1] + METHODS[2:3] if quick else METHODS
     for (M, D), method in itertools.product(((2, 1), (1, 2), (2, 2)), methods):
         progress(f"  counting {method.title} on {M} × {D}")
-        found = together(M * D, _count, method, model, n, B, MeshShape(M, D, timeout=120))
+        results = together(M * D, _count, method, model, n, B, MeshShape(M, D, timeout=120))
         sizes = Sizes.of(method, model, (3, 32, 32), n, B, CLASSES)
-        for rank, calls in enumerate(found):
-            formula = sizes.handed_over(M, D, rank % M, rank // M)
-            given = {purpose: sum(c.handed for c in calls if c.purpose == purpose) for purpose in formula}
+        for rank, calls in enumerate(results):
+            formula = sizes.bytes_passed(M, D, rank % M, rank // M)
+            given = {purpose: sum(c.passed for c in calls if c.purpose == purpose) for purpose in formula}
             if given != formula:
                 raise AssertionError(f"{method.title}, {M} × {D}, rank {rank}: counted {given}, not {formula}.")
             if rank == 0:
@@ -259,32 +259,34 @@ def times(quick: bool) -> list[dict[str, Any]]:
     rounds, rows = 1 if quick else 11, []
     for M, D in ((2, 1), (2, 2)) if quick else ((2, 1), (1, 2), (4, 1), (2, 2), (1, 4)):
         progress(f"  {name} on {M} × {D}")
-        found = together(M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
-        for what, key in (("in collectives, waiting included", "inside"), ("the same collectives alone", "alone")):
-            each = [[r["at the end"][i] for r in found] for i in range(rounds)]
-            shares = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
+        results = together(M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
+        for label, key in (("in collectives, including waiting", "inside"), ("the same collectives alone", "alone")):
+            each = [[r["at the end"][i] for r in results] for i in range(rounds)]
+            fractions = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
             steps = [max(r["step"] for r in ranks) for ranks in each]
-            rows.append(row(f"{name}, {M} × {D}: {what}", shares, unit="of a step", seconds_of_a_step=steps))
+            rows.append(row(f"{name}, {M} × {D}: {label}", fractions, unit="of a step", seconds_of_a_step=steps))
         if M > 1:
-            ends = [[max(r[way][i]["step"] for r in found) for i in range(rounds)] for way in ("at once", "at the end")]
-            rows.append(row(f"{name}, {M} × {D}: gathered member by member, time over one gather", ratios(*ends)))
+            ends = [
+                [max(r[way][i]["step"] for r in results) for i in range(rounds)] for way in ("at once", "at the end")
+            ]
+            rows.append(row(f"{name}, {M} × {D}: gather per member, time relative to one gather", ratios(*ends)))
     for processes in (2,) if quick else (2, 4):
         progress(f"  latency and bandwidth of {processes} processes")
-        found = together(processes, _transfer, rounds, MeshShape(processes, timeout=120))
+        results = together(processes, _transfer, rounds, MeshShape(processes, timeout=120))
         for collective in ("sum", "gather"):
-            slowest = {b: [max(r[collective, b][i][0] for r in found) for i in range(rounds)] for b in (SMALL, LARGE)}
+            slowest = {b: [max(r[collective, b][i][0] for r in results) for i in range(rounds)] for b in (SMALL, LARGE)}
             factor = 2 * (processes - 1) / processes if collective == "sum" else processes - 1
             start = f"{collective} among {processes} processes"
             rows.append(row(f"{start}: {SMALL} bytes", [1e6 * t for t in slowest[SMALL]], unit="µs"))
             rates = [factor * LARGE / t / 1e9 for t in slowest[LARGE]]
             rows.append(row(f"{start}: {LARGE // 2**20} MB, sent by each", rates, unit="GB/s"))
-            sent = [seen / (processes * factor * LARGE) for _, seen in found[0][collective, LARGE]]
-            rows.append(row(f"{start}: bytes on the loopback interface over those of a ring", sent))
+            sent = [seen / (processes * factor * LARGE) for _, seen in results[0][collective, LARGE]]
+            rows.append(row(f"{start}: bytes on the loopback interface relative to a ring", sent))
     return rows
 
 
 def together(processes: int, work: Callable[..., T], *args: Any) -> list[T]:
-    """What `work` gives in each of so many fresh processes, which can join a mesh."""
+    """Return `work(*args)` from each of several new processes, which can join a mesh."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -302,20 +304,20 @@ def _placed(rank: int, processes: int, port: int, work: Callable[..., T], *args:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective: who was in it, and what for."""
+    """One collective call: its group, purpose and size."""
 
     collective: str
     axis: str
     purpose: str
     processes: int
-    handed: int
-    """Bytes that this process has given to it."""
+    passed: int
+    """Bytes that this process passed to it."""
 
     @property
     def sent(self) -> float:
-        """Bytes that leave this process in a ring."""
+        """Bytes that this process sends in a ring."""
         others = self.processes - 1
-        return others * self.handed * (2 / self.processes if self.collective == "all_reduce" else 1)
+        return others * self.passed * (2 / self.processes if self.collective == "all_reduce" else 1)
 
 
 @dataclass(frozen=True)
@@ -323,47 +325,47 @@ class Timed:
     call: Call
     seconds: float
     again: Callable[[], object]
-    """The same collective on other numbers."""
+    """Repeats the collective on other values."""
 
 
 @contextmanager
-def watched() -> Iterator[list[Timed]]:
-    """Every all_reduce and all_gather, as long as this lasts; any other collective is refused."""
+def recorded() -> Iterator[list[Timed]]:
+    """Record every all_reduce and all_gather in this context; raise on any other collective."""
     calls: list[Timed] = []
-    usual = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast", "send", "recv")}
+    original = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast", "send", "recv")}
 
     def all_reduce(x: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
         purpose, axis = _purpose(group)
         start = time.perf_counter()
-        usual["all_reduce"](x, op, group)
+        original["all_reduce"](x, op, group)
         took, other = time.perf_counter() - start, torch.zeros_like(x)
         call = Call("all_reduce", axis, purpose, dist.get_world_size(group), x.nbytes)
-        calls.append(Timed(call, took, lambda: usual["all_reduce"](other, op, group)))
+        calls.append(Timed(call, took, lambda: original["all_reduce"](other, op, group)))
 
     def all_gather(received: list[Tensor], x: Tensor, group: Any = None, async_op: bool = False) -> Any:
         purpose, axis = _purpose(group)
         start = time.perf_counter()
-        work = usual["all_gather"](received, x, group, async_op)
+        work = original["all_gather"](received, x, group, async_op)
         took, other = time.perf_counter() - start, [torch.zeros_like(piece) for piece in received]
         call = Call("all_gather", axis, purpose, dist.get_world_size(group), x.nbytes)
-        calls.append(Timed(call, took, lambda: usual["all_gather"](other, other[0].clone(), group)))
+        calls.append(Timed(call, took, lambda: original["all_gather"](other, other[0].clone(), group)))
         return work
 
     def refused(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("A step has a collective that this benchmark does not know.")
+        raise AssertionError("A training step uses a collective that this benchmark does not know.")
 
-    wrapped = dict.fromkeys(usual, refused) | {"all_reduce": all_reduce, "all_gather": all_gather}
+    wrapped = dict.fromkeys(original, refused) | {"all_reduce": all_reduce, "all_gather": all_gather}
     for name, function in wrapped.items():
         setattr(dist, name, function)
     try:
         yield calls
     finally:
-        for name, function in usual.items():
+        for name, function in original.items():
             setattr(dist, name, function)
 
 
 def _purpose(group: Any) -> tuple[str, str]:
-    """What a collective is for, by who has called it, and its axis."""
+    """Purpose and axis of a collective, from the function that calls it."""
     frame = inspect.currentframe()
     while frame is not None:
         match frame.f_code.co_qualname:
@@ -382,7 +384,7 @@ def _purpose(group: Any) -> tuple[str, str]:
 
 
 def _count(method: Method, model: ModelConfig, n: int, B: int, shape: MeshShape) -> list[Call]:
-    """The collectives between the beginning of one loss and the next, in the training loop."""
+    """The collectives of one step of the training loop, from the start of one loss to the next."""
     torch.manual_seed(SEED)
     x, y = torch.randn(3 * B, 3, 32, 32), torch.arange(3 * B) % CLASSES
     recipe = Recipe(CustomData((x, y), (x[:B], y[:B])), model, method, members=n, epochs=1, batch=B, decay_epochs=())
@@ -393,37 +395,37 @@ def _count(method: Method, model: ModelConfig, n: int, B: int, shape: MeshShape)
 
 @contextmanager
 def _marked(method: type[Method]) -> Iterator[list[list[Call]]]:
-    """The collectives from each of three losses to the next, which are those of one step, wherever it is cut."""
-    usual, steps = method.loss, []
-    watching = ExitStack()
+    """The collectives between consecutive calls of the loss: those of one step."""
+    original, steps = method.loss, []
+    recording = ExitStack()
 
     def loss(self: Method, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        watching.close()
+        recording.close()
         if len(steps) < 2:
-            calls = watching.enter_context(watched())
+            calls = recording.enter_context(recorded())
             steps.append([])
-            watching.callback(lambda: steps[-1].extend(timed.call for timed in calls))
-        return usual(self, ens, x, y)
+            recording.callback(lambda: steps[-1].extend(timed.call for timed in calls))
+        return original(self, ens, x, y)
 
     method.loss = loss  # type: ignore[method-assign]
     try:
         yield steps
     finally:
-        method.loss = usual  # type: ignore[method-assign]
-        watching.close()
+        method.loss = original  # type: ignore[method-assign]
+        recording.close()
 
 
 def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str, list[dict[str, float]]]:
     method, made = FeatureWGD(), model.extractor((3, 32, 32))
     ens = method.build(lambda: model.extractor((3, 32, 32)), lambda: model.head(made, CLASSES), members=n, seed=SEED)
-    setup = resolve_compute(ComputeConfig(compile="off"), "float32", ens, lambda: 0.0)
+    compute = resolve_compute(ComputeConfig(compile="off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
     with join_mesh(shape) as mesh, retained_memory():
-        state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
-        x, y = setup.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
+        state = fresh_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
+        x, y = compute.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
         ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
 
         def step() -> None:
             state.optimisers[0].zero_grad()
@@ -433,7 +435,7 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
 
         for i in range(-2, rounds):
             for way in random.Random(i).sample(ways, len(ways)):
-                with _early(ens, mesh, way == "at once"), watched() as calls:
+                with _early(ens, mesh, way == "at once"), recorded() as calls:
                     dist.monitored_barrier()
                     start = time.perf_counter()
                     step()
@@ -441,15 +443,15 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
                 alone = 0.0
                 for timed in calls:
                     dist.monitored_barrier()
-                    alone += measuring.seconds(timed.again)
+                    alone += harness.seconds(timed.again)
                 if i >= 0:
-                    found[way].append({"step": took, "inside": sum(t.seconds for t in calls), "alone": alone})
-    return found
+                    results[way].append({"step": took, "inside": sum(t.seconds for t in calls), "alone": alone})
+    return results
 
 
 @contextmanager
 def _early(ens: Ensemble, mesh: Mesh, on: bool) -> Iterator[None]:
-    """Have each member's features sent as soon as they are there, while the next member is computed."""
+    """Send each member's features as soon as they are computed, while the next member is running."""
     if not on:
         yield
         return
@@ -484,8 +486,8 @@ class _Early(torch.autograd.Function):
 
 
 def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[tuple[float, int]]]:
-    """Seconds of each collective on each number of bytes, and bytes on the loopback interface meanwhile."""
-    found: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    """Seconds of each collective for each size, and bytes on the loopback interface meanwhile."""
+    results: dict[tuple[str, int], list[tuple[float, int]]] = {}
     with join_mesh(shape) as mesh:
         for b in (SMALL, LARGE):
             x = torch.zeros(b, dtype=torch.uint8).view(torch.float32)
@@ -494,15 +496,15 @@ def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[tuple
             for i, (name, call) in itertools.product(range(-1, rounds), calls.items()):
                 dist.monitored_barrier()
                 before = _on_loopback()
-                took = measuring.seconds(call)
+                took = harness.seconds(call)
                 dist.monitored_barrier()
                 if i >= 0:
-                    found.setdefault((name, b), []).append((took, _on_loopback() - before))
-    return found
+                    results.setdefault((name, b), []).append((took, _on_loopback() - before))
+    return results
 
 
 def _on_loopback() -> int:
-    """Bytes that this machine has sent to itself; 0 where the system does not say."""
+    """Bytes that this machine has sent to itself; 0 if the system does not report it."""
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()
     except OSError:
@@ -511,7 +513,7 @@ def _on_loopback() -> int:
 
 
 def _part(count: int, size: int, rank: int) -> slice:
-    """Of `count` things: as equal as can be, the first processes have one more."""
+    """Part of `count` items, as equal as possible; the first processes have one more."""
     start, stop = (count // size * r + min(r, count % size) for r in (rank, rank + 1))
     return slice(start, stop)
 

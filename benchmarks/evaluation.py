@@ -1,14 +1,15 @@
-"""How long all metrics of an ensemble take, from its predictions, as `featureflock evaluate` derives them.
+"""Time of all metrics of an ensemble, computed from its predictions as `featureflock evaluate` does.
 
-Ten members, 10,000 examples, 10 classes, made up: the clean test set, corrupted ones and unfamiliar inputs. Each has
-its scores raw and after temperature scaling, with the ten temperatures of the test-time cross-validation; the clean one
-has all that is said of members, sizes and curves besides. Predictions are read from files beside a run, as ever, or are
-in memory already. For comparison, the scores of some corrupted sets by plain loops: SciPy's bounded minimisation for
-each half, and NumPy. Both take turns, in one process with one thread; `processor` is what other programs disturb least.
+Ten members, 10,000 examples, 10 classes, random predictions: the clean test set, corrupted test sets and an OOD set.
+Each has raw scores and scores after temperature scaling, with the ten temperatures of the test-time cross-validation;
+the clean one also has everything about members, ensemble sizes and curves. Predictions are read from the run's cache,
+or are in memory already. For comparison, plain loops compute the scores of two corrupted sets with NumPy and SciPy's
+bounded minimisation. Both take turns, in one process with one thread; `processor` is the time that other programs
+disturb least.
 
     python benchmarks/evaluation.py [--full] [--json results/benchmark_evaluation.json]
 
---full is all 76 test sets, and wanted at most 30 s; without it there are 16 of the same size.
+--full evaluates all 76 test sets (target: 30 s); without it there are 16 of the same size.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from measuring import row, write_json
+from harness import row, write_json
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
@@ -48,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few small sets, one round")
     parser.add_argument("--full", action="store_true", help="15 corruptions × 5 severities instead of one severity")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each time is taken")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--rounds", type=int, default=3, help="number of timed rounds")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     rounds, examples = (1, 200) if args.quick else (args.rounds, 10_000)
     severities = SEVERITIES if args.full else SEVERITIES[2:3]
@@ -63,14 +64,14 @@ def main() -> None:
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
-    """The rows of the common table: always all 76 test sets."""
+    """Rows for the table of bench.py: always all 76 test sets."""
     corruptions, examples = (CORRUPTIONS[:2], 200) if scale == "quick" else (CORRUPTIONS, 10_000)
     names = [CLEAN, *(f"{c}-{s}" for c in corruptions for s in SEVERITIES), UNFAMILIAR]
     rows, _ = _in_one_thread(names, examples, 3 if scale == "full" else 1, parts=False)
     everything, plain = rows[0], rows[-1]
     return [
-        row(everything["what"], [wall for wall, _ in everything["by_round"]], f"≤ {LIMIT}", "s"),
-        row("scores of a test set: plain loops over ours, time", [plain["over"]]),
+        row(everything["name"], [wall for wall, _ in everything["by_round"]], f"≤ {LIMIT}", "s"),
+        row("scores of a test set: speed-up over plain loops", [plain["slower"]]),
     ]
 
 
@@ -81,24 +82,24 @@ def _in_one_thread(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run, conditions = _made_up(Path(folder), names, examples)
+            run, conditions = _random_run(Path(folder), names, examples)
             return _measure(run, conditions, rounds, parts)
     finally:
         torch.set_num_threads(threads)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
-    lines = ["| what | seconds | of the processor | wanted |", "|---|---:|---:|---:|"]
+    """Markdown table of the results."""
+    lines = ["| | seconds | processor seconds | target |", "|---|---:|---:|---:|"]
     for r in rows:
-        wanted = "" if r["limit"] is None else f"at most {r['limit']:g}"
-        over = f" ({r['over']:.1f} times as long)" if "over" in r else ""
-        lines.append(f"| {r['what']} | {r['seconds']:.2f} | {r['processor']:.2f}{over} | {wanted} |")
+        target = "" if r["limit"] is None else f"at most {r['limit']:g}"
+        slower = f" ({r['slower']:.1f} times as long)" if "slower" in r else ""
+        lines.append(f"| {r['name']} | {r['seconds']:.2f} | {r['processor']:.2f}{slower} | {target} |")
     return "\n".join(lines)
 
 
-def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[EvaluationSet]]:
-    """A run with predictions that say something about the labels, the less the more severe the corruption."""
+def _random_run(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[EvaluationSet]]:
+    """A run with random predictions, which are less accurate the more severe the corruption."""
     run = TrainedRun(RunFolder(folder), {"method": {"class": "DeepEnsembles"}, "seed": SEED}, [], {}, [], "made up")
     noise = torch.Generator().manual_seed(SEED)
     places, labels = torch.arange(examples), torch.arange(examples) % CLASSES
@@ -118,7 +119,7 @@ def _made_up(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun,
 def _measure(
     run: TrainedRun, conditions: list[EvaluationSet], rounds: int, parts: bool
 ) -> tuple[list[dict[str, Any]], float]:
-    """With `parts`, what reading and computing take each is measured too."""
+    """Time everything; with `parts` also reading and computing separately. Returns the largest difference too."""
     held = {condition.name: read(run, condition) for condition in conditions}
     some = [held[condition.name] for condition in conditions[1:3]]
     ours = [measuring._scored(each) for each in some]
@@ -137,28 +138,28 @@ def _measure(
         calls[f"reading the predictions on {sets}"] = lambda: [read(run, condition) for condition in conditions]
         calls[f"all metrics of {sets}, predictions in memory"] = from_memory
     calls |= {
-        f"all metrics of {sets}, reading included": lambda: measuring.measure_run(run, "made up", conditions, {}),
+        f"all metrics of {sets}, including reading": lambda: measuring.measure_run(run, "made up", conditions, {}),
         f"scores of {len(some)} corrupted sets": lambda: [measuring._scored(each) for each in some],
-        "the same by plain loops": lambda: [_plain(each) for each in some],
+        "the same with plain loops": lambda: [_plain(each) for each in some],
     }
-    taken: dict[str, list[tuple[float, float]]] = {what: [] for what in calls}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for what, call in calls.items():
+        for name, call in calls.items():
             wall, processor = time.perf_counter(), time.process_time()
             call()
-            taken[what].append((time.perf_counter() - wall, time.process_time() - processor))
+            taken[name].append((time.perf_counter() - wall, time.process_time() - processor))
     rows: list[dict[str, Any]] = []
-    for what, times in taken.items():
+    for name, times in taken.items():
         walls, processors = zip(*times, strict=True)
-        limit = LIMIT if what.startswith("all") else None
-        middle = {"what": what, "seconds": median(walls), "processor": median(processors), "limit": limit}
+        limit = LIMIT if name.startswith("all") else None
+        middle = {"name": name, "seconds": median(walls), "processor": median(processors), "limit": limit}
         rows.append(middle | {"by_round": times})
     ours_and_plain = zip(rows[-2]["by_round"], rows[-1]["by_round"], strict=True)
-    rows[-1]["over"] = median(loops / scored for (_, scored), (_, loops) in ours_and_plain)
+    rows[-1]["slower"] = median(loops / scored for (_, scored), (_, loops) in ours_and_plain)
     return rows, difference
 
 
-# ---- what one would write first
+# Plain reference implementation
 
 
 def _plain(predictions: Predictions) -> dict[str, dict[str, float]]:

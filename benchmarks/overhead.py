@@ -1,12 +1,12 @@
-"""What a method adds to a training step of Deep Ensembles with the same members and batch.
+"""Time that a method adds to a training step of Deep Ensembles with the same members and batch.
 
-Two measurements, of which the second is the sharper. Members' own passes take nearly all of a step and vary by several
-per cent from one step to the next, more than what is looked for.
+Two measurements, of which the second is more precise. The members' forward and backward passes take nearly all of a
+step and vary by several per cent from step to step, more than the overhead itself.
 
-    whole steps     a step of each method in a process of its own, in turns; the median of the ratios within a round
-    own work        the same steps with members whose passes cost next to nothing (they have all the weights, and give
-                    features that depend on each): what is left is the layer, the heads, the loss, the optimiser. The
-                    difference of a method from Deep Ensembles, over a whole step of Deep Ensembles
+    whole step      a step of each method in its own process, in turns; the median of the ratios within a round
+    method only     the same steps with members whose passes cost almost nothing (they have all the weights, and their
+                    features depend on each): what remains is the layer, the heads, the loss and the optimiser. The
+                    difference between a method and Deep Ensembles, relative to a whole step of Deep Ensembles
 
     python benchmarks/bench.py --only overhead [--quick] [--full] [--json FILE]
 """
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measuring import Worker, progress, ratios, row, seconds
+from harness import Worker, progress, ratios, row, seconds
 from torch import Tensor, nn
 
 from featureflock.cpu_kernels.malloc import retained_memory
@@ -30,7 +30,7 @@ from featureflock.training.state import fresh_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
 LIMITS = {FeatureWGD: (0.01, 0.03), FunctionWGD: (0.01, 0.03), WeightWGD: (0.1, 0.1)}
-"""Wanted of WRN-16-4 × 10 and of WRN-10-1 × 5."""
+"""Targets for WRN-16-4 × 10 and for WRN-10-1 × 5."""
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
@@ -47,17 +47,17 @@ def _compare(
     limit: int,
     rounds: int,
     whole: bool,
-    own_rounds: int,
+    light_rounds: int,
     compute: ComputeConfig = ComputeConfig(compile="on"),
     compared: Iterable[type[Method]] = LIMITS,
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     methods: list[Method] = [DeepEnsembles(), *(method() for method in compared)]
     rows = []
-    few = members if whole else 2  # Deep Ensembles alone: a step takes as long for each member, however many
+    few = members if whole else 2  # for Deep Ensembles alone, the time per member does not depend on their number
     workers = {}
     for method in methods if whole else methods[:1]:
-        progress(f"  {name}: {method.title} is made ready")
+        progress(f"  {name}: {method.title} starting")
         workers[method.title] = Worker(_train, method, network, few, compute)
     taken = _in_turns({title: worker.seconds for title, worker in workers.items()}, rounds)
     for worker in workers.values():
@@ -65,20 +65,22 @@ def _compare(
     base = DeepEnsembles.title
     for method in methods[1:] if whole else []:
         added = [r - 1 for r in ratios(taken[method.title], taken[base])]
-        rows.append(row(f"{name}: {method.title}, whole steps", added, "", "of a step", seconds=taken[method.title]))
+        rows.append(row(f"{name}: {method.title}, whole step", added, "", "of a step", seconds=taken[method.title]))
     of_a_step = median(taken[base]) * members / few
-    progress(f"  {name}: own work")
+    progress(f"  {name}: method only")
     with retained_memory():
         eager = ComputeConfig(compile="off", execution="sequential")
         light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
         for step in light.values():
             step()
             step()
-        own = _in_turns({title: partial(seconds, step) for title, step in light.items()}, own_rounds)
+        light_times = _in_turns({title: partial(seconds, step) for title, step in light.items()}, light_rounds)
     for method in methods[1:]:
-        added = [(a - b) / of_a_step for a, b in zip(own[method.title], own[base], strict=True)]
-        wanted = f"≤ {LIMITS[type(method)][limit]}"  # type: ignore[index]
-        rows.append(row(f"{name}: {method.title}, own work", added, wanted, "of a step", seconds_of_a_step=of_a_step))
+        added = [(a - b) / of_a_step for a, b in zip(light_times[method.title], light_times[base], strict=True)]
+        target = f"≤ {LIMITS[type(method)][limit]}"  # type: ignore[index]
+        rows.append(
+            row(f"{name}: {method.title}, method only", added, target, "of a step", seconds_of_a_step=of_a_step)
+        )
     return rows
 
 
@@ -101,7 +103,7 @@ def _train(
 
 
 class _Light(nn.Module):
-    """All the weights of a network, and features (B, H) that depend on each of them but cost only one look at it."""
+    """All the weights of a network, and features (B, H) that depend on every weight but cost one sum over them."""
 
     def __init__(self, network: nn.Module, features: int) -> None:
         super().__init__()
@@ -117,16 +119,16 @@ def _step(
     method: Method, network: WideResNetConfig, members: int, compute: ComputeConfig, light: bool = False
 ) -> Callable[[], None]:
     def extractor() -> nn.Module:
-        whole = network.extractor((3, 32, 32))
-        return _Light(whole, 64 * network.width) if light else whole
+        full = network.extractor((3, 32, 32))
+        return _Light(full, 64 * network.width) if light else full
 
     ens = method.build(
         extractor, lambda: nn.Linear(64 * network.width, CLASSES), members=members, seed=SEED, train_size=50_000
     )
-    setup = resolve_compute(compute, "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    resolved = resolve_compute(compute, "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), resolved.prepare(ens))
     torch.manual_seed(SEED)
-    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))
+    x, y = resolved.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))
 
     def step() -> None:
         for optimiser in state.optimisers:

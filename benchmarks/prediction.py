@@ -1,10 +1,10 @@
-"""Prediction: `ens.for_inference()` against a plain loop over members in eval mode.
+"""Prediction: `ens.for_inference()` compared with a plain loop over members in eval mode.
 
     plain       each member in turn, eager, default memory format, softmax, then the mean
     ours        ens.for_inference().predict(x)
 
-Each has a process of its own, and they take turns; a piece of work is one batch. Both have the same weights, with
-running statistics that are not those of initialisation; the largest difference of a probability is measured too.
+Each runs in its own process, and they take turns batch by batch. Both have the same weights, with running statistics
+other than the initial ones. The largest difference in probability is measured too.
 
     python benchmarks/bench.py --only prediction [--quick] [--full] [--json FILE]
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import Worker, progress, ratios, row
+from harness import Worker, progress, ratios, row
 from torch import Tensor
 
 import featureflock as ff
@@ -32,7 +32,7 @@ def measure(scale: str) -> list[dict[str, Any]]:
     )
 
 
-def _compare(network: WideResNetConfig, members: int, rounds: int, wanted: str, compile: bool) -> list[dict[str, Any]]:
+def _compare(network: WideResNetConfig, members: int, rounds: int, target: str, compile: bool) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     progress(f"  {name}")
     workers = {"plain": Worker(_plain, network, members), "ours": Worker(_ours, network, members, compile)}
@@ -43,10 +43,15 @@ def _compare(network: WideResNetConfig, members: int, rounds: int, wanted: str, 
     for worker in workers.values():
         worker.close()
     ens, x = _ensemble(network, members)
-    difference = float((ens.for_inference(compile=compile).predict(x) - _plainly(ens, x)).abs().max())
+    difference = float((ens.for_inference(compile=compile).predict(x) - _plain_prediction(ens, x)).abs().max())
     return [
-        row(f"{name}: prediction over a plain loop", ratios(taken["plain"], taken["ours"]), wanted, seconds=taken),
-        row(f"{name}: largest difference of a probability", [difference], "≤ 1e-5", ""),
+        row(
+            f"{name}: prediction, speed-up over a plain loop",
+            ratios(taken["plain"], taken["ours"]),
+            target,
+            seconds=taken,
+        ),
+        row(f"{name}: largest difference in probability", [difference], "≤ 1e-5", ""),
     ]
 
 
@@ -61,14 +66,14 @@ def _ensemble(network: WideResNetConfig, members: int) -> tuple[ff.Ensemble, Ten
 
 
 @torch.no_grad()
-def _plainly(ens: ff.Ensemble, x: Tensor) -> Tensor:
+def _plain_prediction(ens: ff.Ensemble, x: Tensor) -> Tensor:
     return torch.stack([ens.head(extractor(x)).softmax(-1) for extractor in ens.extractors]).mean(0)
 
 
 def _plain(turn: Callable[[], None], network: WideResNetConfig, members: int) -> None:
     ens, x = _ensemble(network, members)
     while True:
-        _plainly(ens, x)
+        _plain_prediction(ens, x)
         turn()
 
 

@@ -1,7 +1,7 @@
 """Where the time of a training step goes: WRN-16-4, batch 128, one member, one thread, by torch.profiler.
 
-ordinary        eager, default memory format
-featureflock    what the training loop makes of it: channels_last, compiled, memory kept
+plain           eager, default memory format
+featureflock    as in training: channels_last, compiled, freed memory retained
 
 python benchmarks/profile_step.py [--quick] [--json results/bench_profile.json]
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import in_fresh_process, write_json
+from harness import in_fresh_process, write_json
 from torch.profiler import ProfilerActivity, profile
 
 from featureflock.cpu_kernels.malloc import retained_memory
@@ -27,26 +27,26 @@ from featureflock.training.state import fresh_state
 SEED, BATCH = 0, 128
 KINDS: dict[str, Callable[[str], bool]] = {
     "convolutions, forward": lambda name: name in ("aten::mkldnn_convolution", "aten::convolution_overrideable"),
-    "their gradients, by PyTorch": lambda name: name == "aten::convolution_backward",
-    "convolutions and gradients of their inputs, Winograd's form": lambda name: name == "featureflock::winograd",
-    "gradients of weights, by our kernel": lambda name: name == "featureflock::weight_gradient",
-    "BatchNorm, ReLU, sums": lambda name: (
+    "convolutions, backward, PyTorch": lambda name: name == "aten::convolution_backward",
+    "convolutions and their input gradients, Winograd": lambda name: name == "featureflock::winograd",
+    "weight gradients, C kernel": lambda name: name == "featureflock::weight_gradient",
+    "BatchNorm, ReLU, additions": lambda name: (
         name.startswith("## Call Compiled")
         or any(part in name for part in ("batch_norm", "relu", "threshold", "aten::add", "aten::mean", "aten::div"))
     ),
     "optimiser": lambda name: "sgd" in name or "foreach" in name,
-    "all else": lambda name: True,
+    "everything else": lambda name: True,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest network, not compiled")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--quick", action="store_true", help="smallest network, not compiled")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     network = WideResNetConfig(10, 1) if args.quick else WideResNetConfig(16, 4)
     sides = {
-        "ordinary": in_fresh_process(_profile, network, False, False),
+        "plain": in_fresh_process(_profile, network, False, False),
         "featureflock": in_fresh_process(_profile, network, True, not args.quick),
     }
     rows = [{"kind": kind, **{side: milliseconds[kind] for side, milliseconds in sides.items()}} for kind in KINDS]
@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
-    lines = ["| | ordinary, ms | share | featureflock, ms | share |", "|---|---:|---:|---:|---:|"]
-    sides = ("ordinary", "featureflock")
+    """Markdown table of the results."""
+    lines = ["| | plain, ms | fraction | featureflock, ms | fraction |", "|---|---:|---:|---:|---:|"]
+    sides = ("plain", "featureflock")
     totals = {side: sum(row[side] for row in rows) for side in sides}
     for row in [*rows, {"kind": "a step of one member", **totals}]:
         cells = [f"{row[side]:,.0f} | {100 * row[side] / totals[side]:.0f} %" for side in sides]
@@ -72,9 +72,9 @@ def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, 
     compute = ComputeConfig(
         channels_last="on" if ours else "off", compile="on" if compile else "off", execution="sequential"
     )
-    setup = resolve_compute(compute, "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), setup.prepare(ens))
-    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
+    resolved = resolve_compute(compute, "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), resolved.prepare(ens))
+    x, y = resolved.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 
     def step() -> None:
         state.optimisers[0].zero_grad()
@@ -87,11 +87,11 @@ def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, 
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(3):
                 step()
-    found: dict[str, float] = defaultdict(float)
+    milliseconds: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages():
         kind = next(kind for kind, fits in KINDS.items() if fits(event.key))
-        found[kind] += event.self_cpu_time_total / 1e3 / 3
-    return {kind: found[kind] for kind in KINDS}
+        milliseconds[kind] += event.self_cpu_time_total / 1e3 / 3
+    return {kind: milliseconds[kind] for kind in KINDS}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How redundant the members of trained runs are: I(Z_i; Z_j | Y) of their features on the test set, mean over pairs.
+"""Redundancy of the members of trained runs: I(Z_i; Z_j | Y) of their features on the test set, mean over pairs.
 
-The features are those that the heads see; of DICE's Gaussian ones, the means. The estimate misses what discriminators
-cannot learn from seven tenths of the test set: compare methods by it, rather than take it for the truth.
+The features are the inputs of the heads; for DICE's Gaussian features, the means. The discriminators learn from 70 % of
+the test set, and the estimate misses what they do not learn: use it to compare methods, not as an absolute value.
 
     python benchmarks/redundancy.py RUN [RUN …] --json results/cifar10_eight_redundancy.json
 """
@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from measuring import write_json
+from harness import write_json
 
 from featureflock.evaluation import conditional_redundancy
 from featureflock.evaluation.runs import TrainedRun, read_run
@@ -23,27 +23,27 @@ SEED = 0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs of several members")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs with more than one member")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
-    runs = [_measured(read_run(folder)) for folder in args.runs]
+    runs = [_measure(read_run(folder)) for folder in args.runs]
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
-        found = [run["redundancy"] for run in runs if run["method"] == method]
-        deviation = stdev(found) if len(found) > 1 else 0.0
-        rows.append({"method": method, "seeds": len(found), "mean": mean(found), "sd": deviation})
+        values = [run["redundancy"] for run in runs if run["method"] == method]
+        deviation = stdev(values) if len(values) > 1 else 0.0
+        rows.append({"method": method, "seeds": len(values), "mean": mean(values), "sd": deviation})
     print(table(rows))
-    write_json(args.json, {"seed_of_the_estimate": SEED, "rows": rows, "runs": runs})
+    write_json(args.json, {"estimate_seed": SEED, "rows": rows, "runs": runs})
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
+    """Markdown table of the results."""
     lines = ["| method | seeds | redundancy, nats |", "|---|---:|---:|"]
     return "\n".join(lines + [f"| {r['method']} | {r['seeds']} | {r['mean']:.2f} ± {r['sd']:.2f} |" for r in rows])
 
 
 @torch.no_grad()
-def _measured(run: TrainedRun) -> dict[str, Any]:
+def _measure(run: TrainedRun) -> dict[str, Any]:
     test, ens = run.data().load().test, run.load_ensemble().eval()
     batches = list(test.batches(torch.arange(len(test)).split(500), torch.device("cpu")))
     features = torch.cat([ens.features(batch.x) for batch in batches], 1)

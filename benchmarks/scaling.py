@@ -1,12 +1,13 @@
-"""How the cost of the repulsion, and of a whole step for each member, grows with the number of members n and with d.
+"""Cost of the repulsion, and of a whole step per member, by the number of members n and by d.
 
-    transport      time for n particles of d numbers, over that for the least n and d; what n² d would be is beside it
-    step           feature-WGD with small convolutional networks: time of a step for each member, over that at n = 2,
-                   and over Deep Ensembles of as many members, which have no repulsion. Where both grow, it is not that
+    transport      time for n particles of dimension d relative to the smallest n and d, beside the growth of n² d
+    step           feature-WGD with small convolutional networks: time of a step per member relative to n = 2, and
+                   relative to Deep Ensembles of the same size, which have no repulsion: where both grow, the repulsion
+                   is not the cause
 
-Within a round all take turns; medians over rounds. The processor's time in one thread, which other programs disturb
-least; memory is kept as `featureflock train` keeps it. Without that, each member's activations are fresh memory in
-every step, and the more of it the slower the system hands it out.
+All cases take turns within a round; medians over rounds. Processor time in one thread, which other programs disturb
+least. Freed memory is retained as in training: otherwise each step allocates all activations anew, and the more there
+are, the slower the system provides them.
 
     python benchmarks/bench.py --only scaling [--quick] [--full] [--json FILE]
 """
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import ratios, row
+from harness import ratios, row
 
 import featureflock as ff
 from featureflock.cpu_kernels.malloc import retained_memory
@@ -58,7 +59,9 @@ def _transport(ns: tuple[int, ...], ds: tuple[int, ...], rounds: int) -> list[di
     for first, group in (((ns[0], ds[0]), cases[: len(ns)]), ((10, ds[0]), cases[len(ns) :])):
         for n, d in group:
             grown = (n / first[0]) ** 2 * d / first[1]
-            name = f"transport, n = {n}, d = {d:,}: time over n = {first[0]}, d = {first[1]:,} (n² d: {grown:,.0f})"
+            name = (
+                f"transport, n = {n}, d = {d:,}: time relative to n = {first[0]}, d = {first[1]:,} (n² d: {grown:,.0f})"
+            )
             rows.append(row(name, ratios(taken[n, d], taken[first]), seconds=taken[n, d]))
     return rows
 
@@ -70,22 +73,23 @@ def _steps(network: CNNConfig, ns: tuple[int, ...], rounds: int) -> list[dict[st
     each = {(m, n): [s / n / calls[m, n].args[1] for s in taken[m, n]] for m, n in calls}
     grown = [
         row(
-            f"step of {method.title}, n = {n}: time a member over n = {ns[0]}",
+            f"step of {method.title}, n = {n}: time per member relative to n = {ns[0]}",
             ratios(each[method, n], each[method, ns[0]]),
             "≤ 1.1" if method is ours and n == ns[-1] else "",
-            seconds_a_member=each[method, n],
+            seconds_per_member=each[method, n],
         )
         for method in (ours, theirs)
         for n in ns[1:]
     ]
     compared = [
-        row(f"step, n = {n}: feature-WGD over Deep Ensembles, time", ratios(each[ours, n], each[theirs, n])) for n in ns
+        row(f"step, n = {n}: time of feature-WGD relative to Deep Ensembles", ratios(each[ours, n], each[theirs, n]))
+        for n in ns
     ]
     return grown + compared
 
 
 def _repeat(call: Callable[[], object], times: int) -> None:
-    """So that few members are watched about as long as some."""
+    """Repeat a short call, so that all cases take about as long."""
     for _ in range(times):
         call()
 
@@ -96,7 +100,7 @@ def _in_turns(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[An
         for key in random.Random(i).sample(list(calls), len(calls)):
             start = time.process_time()
             calls[key]()
-            if i:  # the first warms up
+            if i:  # the first round is the warm-up
                 taken[key].append(time.process_time() - start)
     return taken
 
@@ -106,10 +110,10 @@ def _step(method: Method, network: CNNConfig, members: int) -> Callable[[], None
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = resolve_compute(ComputeConfig(compile="off", execution="sequential"), "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), setup.prepare(ens))
+    compute = resolve_compute(ComputeConfig(compile="off", execution="sequential"), "float32", ens, lambda: 0.0)
+    state = fresh_state(Recipe(method=method), compute.prepare(ens))
     torch.manual_seed(SEED)
-    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
+    x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 
     def step() -> None:
         state.optimisers[0].zero_grad()

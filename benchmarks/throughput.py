@@ -1,15 +1,15 @@
-"""Training: `featureflock train` against an ordinary loop over members, and against the peak of the machine.
+"""Training throughput: `featureflock train` compared with a plain loop over members and with the machine's peak.
 
-    ordinary    Deep Ensembles as they are written by hand: eager, default memory format, one SGD for each member, a
-                DataLoader whose transforms work on one PIL picture at a time (crop, flip, normalise), in this process:
-                workers would read ahead while it is another's turn
-    featureflock  the real `train` with what it chooses by itself: feature-WGD, its own data pipeline, channels_last,
+    plain       Deep Ensembles without the library: eager, default memory format, one SGD per member, a DataLoader
+                whose transforms work on one PIL image at a time (crop, flip, normalise), in this process: workers
+                would prefetch while the other processes are being timed
+    featureflock  the real `train` with its default choices: feature-WGD, its data pipeline, channels_last,
                 compilation, threads
-    peak        the best sustained rate of a large matrix product or a 3×3 convolution, each on all threads at once and
-                one on each thread, whichever is the highest
+    peak        the best sustained rate of a large matrix product or a 3×3 convolution, either on all threads at once or
+                one on each thread, whichever is highest
 
-Each has a process of its own, and they take turns: a round is a step of each. Ratios are taken within a round, then
-their median over rounds. Rates count products (2 for each multiply-add): forward, and twice that backward.
+Each runs in its own process, and they take turns: a round is one step of each. Ratios are taken within a round, then
+their median over rounds. FLOPs count two per multiply-add: forward, and twice that backward.
 
     python benchmarks/bench.py --only throughput [--quick] [--full] [--json FILE]
 """
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import Worker, progress, ratios, row, seconds
+from harness import Worker, progress, ratios, row, seconds
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -36,21 +36,21 @@ from featureflock.methods import FeatureWGD
 from featureflock.models import WideResNetConfig
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
 
-SEED, BATCH, PICTURES = 0, 128, 10_000
+SEED, BATCH, IMAGES = 0, 128, 10_000
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
-    products = 1e9 if scale == "quick" else 1e11
-    progress("  the machine's peak is looked for")
-    peak = Worker(_peak, products)
+    flops = 1e9 if scale == "quick" else 1e11
+    progress("  finding the machine's peak")
+    peak = Worker(_peak, flops)
     try:
         if scale == "quick":
-            return _compare(WideResNetConfig(10, 1), 2, 1, peak, products, "", "", ComputeConfig(compile="off"))
+            return _compare(WideResNetConfig(10, 1), 2, 1, peak, flops, "", "", ComputeConfig(compile="off"))
         rounds = 12 if scale == "full" else 3
-        small = _compare(WideResNetConfig(10, 2), 4, 2 * rounds, peak, products, "≥ 1.5", "")
+        small = _compare(WideResNetConfig(10, 2), 4, 2 * rounds, peak, flops, "≥ 1.5", "")
         members = 4 if scale == "full" else 2
-        return small + _compare(WideResNetConfig(16, 4), members, rounds, peak, products, "≥ 1.6", "≥ 0.75")
+        return small + _compare(WideResNetConfig(16, 4), members, rounds, peak, flops, "≥ 1.6", "≥ 0.75")
     finally:
         peak.close()
 
@@ -60,15 +60,15 @@ def _compare(
     members: int,
     rounds: int,
     peak: Worker,
-    peak_products: float,
+    peak_flops: float,
     faster: str,
-    share: str,
+    fraction: str,
     compute: ComputeConfig = ComputeConfig(compile="on"),
 ) -> list[dict[str, Any]]:
     name = f"WRN-{network.depth}-{network.width} × {members}"
     progress(f"  {name}")
     workers = {
-        "ordinary": Worker(_ordinary, network, members),
+        "plain": Worker(_plain, network, members),
         "featureflock": Worker(_featureflock, network, members, compute),
         "peak": peak,
     }
@@ -76,30 +76,34 @@ def _compare(
     for i in range(rounds):
         for who in random.Random(i).sample(list(workers), len(workers)):
             taken[who].append(workers[who].seconds())
-    for who in ("ordinary", "featureflock"):
+    for who in ("plain", "featureflock"):
         workers[who].close()
-    products = 3 * members * _forward_products(network)
-    rates = [products / s for s in taken["featureflock"]]
-    shares = ratios(rates, [peak_products / s for s in taken["peak"]])
-    speed = ratios(taken["ordinary"], taken["featureflock"])
+    flops = 3 * members * _forward_flops(network)
+    rates = [flops / s for s in taken["featureflock"]]
+    fractions = ratios(rates, [peak_flops / s for s in taken["peak"]])
+    speed = ratios(taken["plain"], taken["featureflock"])
     images = [members * BATCH / s for s in taken["featureflock"]]
     return [
         row(
-            f"{name}: train over the ordinary loop", speed, faster, seconds=taken, images_times_members_a_second=images
+            f"{name}: train, speed-up over a plain loop",
+            speed,
+            faster,
+            seconds=taken,
+            images_times_members_per_second=images,
         ),
-        row(f"{name}: train, share of the machine's peak", shares, share, products_a_second=rates),
+        row(f"{name}: train, fraction of the machine's peak", fractions, fraction, flops_per_second=rates),
     ]
 
 
-def _forward_products(network: WideResNetConfig) -> int:
+def _forward_flops(network: WideResNetConfig) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network.extractor((3, 32, 32))(torch.zeros(BATCH, 3, 32, 32))
     return counter.get_total_flops()
 
 
-def _pictures() -> tuple[np.ndarray, np.ndarray]:
-    chance = np.random.default_rng(SEED)
-    return chance.integers(0, 256, (PICTURES, 32, 32, 3), np.uint8), chance.integers(0, 10, PICTURES)
+def _random_images() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(SEED)
+    return generator.integers(0, 256, (IMAGES, 32, 32, 3), np.uint8), generator.integers(0, 10, IMAGES)
 
 
 def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: int, compute: ComputeConfig) -> None:
@@ -107,7 +111,7 @@ def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: 
         def step(self, step: int, averages: object) -> None:
             turn()
 
-    x, y = (torch.from_numpy(array) for array in _pictures())
+    x, y = (torch.from_numpy(array) for array in _random_images())
     x = x.permute(0, 3, 1, 2).contiguous()
     data = CustomData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)
     recipe = Recipe(data=data, model=network, method=FeatureWGD(), members=members, batch=BATCH, epochs=1000)
@@ -119,23 +123,23 @@ class _Transformed(Dataset[tuple[Tensor, int]]):
     """As torchvision's RandomCrop(32, padding=4), RandomHorizontalFlip, ToTensor and Normalize."""
 
     def __init__(self) -> None:
-        self.x, self.y = _pictures()
+        self.x, self.y = _random_images()
         self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        picture = ImageOps.expand(Image.fromarray(self.x[index]), 4)
+        image = ImageOps.expand(Image.fromarray(self.x[index]), 4)
         left, top = random.randrange(9), random.randrange(9)
-        picture = picture.crop((left, top, left + 32, top + 32))
+        image = image.crop((left, top, left + 32, top + 32))
         if random.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        x = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().float().div(255)
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
         return (x - self.mean) / self.std, int(self.y[index])
 
 
-def _ordinary(turn: Callable[[], None], network: WideResNetConfig, members: int) -> None:
+def _plain(turn: Callable[[], None], network: WideResNetConfig, members: int) -> None:
     torch.manual_seed(SEED)
     nets: list[nn.Module] = []
     for _ in range(members):
@@ -157,8 +161,8 @@ def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def _peak(turn: Callable[[], None], peak_products: float) -> None:
-    """The time of so many products, by whatever does them fastest: that is found out first."""
+def _peak(turn: Callable[[], None], peak_flops: float) -> None:
+    """Spend `peak_flops` per turn on the fastest operation, which is determined first."""
     threads = torch.get_num_threads()
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     x, w = (
@@ -182,8 +186,8 @@ def _peak(turn: Callable[[], None], peak_products: float) -> None:
         list(pool.map(lambda _: repeat(call, times // threads), range(threads)))
 
     ways = [
-        partial(way, call, threads * max(1, round(peak_products / products / threads)))
-        for call, products in kinds
+        partial(way, call, threads * max(1, round(peak_flops / flops / threads)))
+        for call, flops in kinds
         for way in (repeat, together)
     ]
     best = min(ways, key=lambda way: min(seconds(way) for _ in range(3)))

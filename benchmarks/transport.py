@@ -1,17 +1,17 @@
-"""What `featureflock.transport` costs in time and in memory, for n particles of d numbers each.
+"""Time and memory of `featureflock.transport` for n particles of dimension d.
 
-Time, as two ratios. Each is the median over rounds of the ratio of two times from the same round, and times are the
-processor's time in one thread, so that other work on the machine disturbs them little.
+Time, as two ratios. Each is the median over rounds of the ratio of two processor times in one thread from the same
+round.
 
-    /(d/10)    time at d over time at d/10: 10 where time is linear in d, less where a fixed cost still shows, more
-               where arrays outgrow the cache and the result (32 MB and more) is fresh memory from the system each time
-    /floor     time over that of the three float32 products G Gᵀ, H Gᵀ and (n × n) G alone, which Algorithm 1 cannot
-               do without; `transport` computes them in float64, and the prior's score and checks besides
+    /(d/10)    time at d relative to d/10: 10 if time is linear in d, less where a fixed cost still matters, more where
+               arrays outgrow the cache and the result (32 MB and more) is newly allocated memory each time
+    /floor     time relative to the three float32 products G Gᵀ, H Gᵀ and (n × n) G alone, which Algorithm 1 cannot
+               avoid; `transport` computes them in float64, and the prior's score and checks in addition
 
-Memory: the peak during one call beyond its two inputs of n · d · 4 bytes each. The result is another array of that
-size, and counts. Measured in a fresh process, where a small call first starts the libraries up (measuring.py): the
-allocations of tensors, and the resident set as a second opinion. Below 64 MB the latter says more about the C library
-than about `transport`, and is given in bytes only.
+Memory: the peak during one call in addition to its two inputs of n · d · 4 bytes each. The result is another array of
+that size, and counts. Measured in a fresh process after a small warm-up call (harness.py): tensor allocations, and the
+resident set as a cross-check. Below 64 MB the latter says more about the C library than about `transport`, and is given
+in bytes only.
 
     python benchmarks/transport.py [--quick] [--json results/benchmark_transport.json]
 """
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measuring import MB, in_fresh_process, peak_allocated, peak_resident, write_json
+from harness import MB, in_fresh_process, peak_allocated, peak_resident, write_json
 from torch import Tensor
 
 import featureflock as ff
@@ -34,18 +34,18 @@ SEED = 0
 PRIOR = ff.Cauchy(1e-3)
 SMALL = 64 * MB
 LIMIT = 3.0
-"""Peak memory wanted beyond the inputs, in sizes of the particles."""
+"""Target for the peak memory in addition to the inputs, relative to the size of the particles."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small subset, in seconds")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each time is taken")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--rounds", type=int, default=5, help="number of timed rounds")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # As in any program that has used larger arrays before: glibc now keeps released memory of this size for later. At
-    # first it returns it to the system, and asking for it again then takes longer than the arithmetic on it.
+    # As in any program that has used larger arrays before: glibc now caches released memory of this size. At first it
+    # returns it to the system, and allocating it again takes longer than the arithmetic on it.
     torch.empty(31 * MB, dtype=torch.uint8)
     ns, ds = ((2, 10), (10_000, 100_000)) if args.quick else ((2, 5, 10, 20, 50, 128), (10_000, 100_000, 1_000_000))
 
@@ -62,7 +62,7 @@ def main() -> None:
                 f"{row['time_over_floor']:7.1f}  {_size(row, 'allocated')}  {_size(row, 'resident')}",
                 flush=True,
             )
-    print(f"\nPeak memory beyond the inputs, in sizes of the particles; wanted: at most {LIMIT}.")
+    print(f"\nPeak memory in addition to the inputs, relative to the size of the particles; target: at most {LIMIT}.")
     for text, chosen in (
         ("64 MB and more", [row for row in rows if row["particles_bytes"] >= SMALL]),
         ("1 to 64 MB", [row for row in rows if MB <= row["particles_bytes"] < SMALL]),
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _times(n: int, ds: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """Times for one n and all d, taken in turns."""
+    """Times for one n and all d, in turns."""
     arrays = [(*_arrays(n, d), torch.randn(n, n)) for d in ds]
     calls: list[tuple[Callable[[], object], Callable[[], object]]]
     calls = [(partial(_transport, h, g), partial(_floor, h, g, c)) for h, g, c in arrays]
@@ -102,7 +102,9 @@ def _memory(cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     _transport(*_arrays(max(n for n, _ in cases), 1000))
     resident = [peak_resident(partial(_transport, *_arrays(*case))) for case in cases]
-    allocated = [peak_allocated(partial(_transport, *_arrays(*case))) for case in cases]  # the profiler leaves traces
+    allocated = [
+        peak_allocated(partial(_transport, *_arrays(*case))) for case in cases
+    ]  # last: the profiler keeps memory
     return [
         {
             "allocated_bytes": a,
@@ -128,7 +130,7 @@ def _arrays(n: int, d: int) -> tuple[Tensor, Tensor]:
 
 
 def _repeats(call: Callable[[], object]) -> int:
-    """How many calls take 20 ms or more; also the warm-up."""
+    """Number of calls that take at least 20 ms; also the warm-up."""
     call()
     return max(1, round(0.02 / _seconds(call, 1)))
 

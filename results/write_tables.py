@@ -48,14 +48,19 @@ class ResultTable(NamedTuple):
 
 def benchmark(module: str, key: str = "rows") -> Render:
     """The table that a script in benchmarks/ prints, from one entry of its JSON file."""
-    return lambda content: render.current_words(importlib.import_module(module).table(content[key]))
+
+    def table(content: dict[str, Any]) -> str:
+        rows = [{render.KEYS.get(name, name): value for name, value in row.items()} for row in content[key]]
+        return render.current_words(importlib.import_module(module).table(rows))
+
+    return table
 
 
 TABLES = (
     ResultTable("README.md", "demo", "demo.json", render.demo),
     ResultTable("README.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("README.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
-    ResultTable("docs/decisions.md", "engine", "benchmark_engine.json", benchmark("engine")),
+    ResultTable("docs/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
     ResultTable("docs/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
@@ -63,7 +68,7 @@ TABLES = (
     ResultTable("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", benchmark("redundancy")),
     ResultTable("docs/two_views.md", "two-views", "two_views.json", render.views),
     ResultTable("docs/two_views.md", "dominoes", "dominoes.json", render.views),
-    ResultTable("docs/two_views.md", "dominoes-search", "dominoes_search.json", benchmark("search_views")),
+    ResultTable("docs/two_views.md", "dominoes-search", "dominoes_search.json", benchmark("dominoes_search")),
     ResultTable("docs/results.md", "tuning", "tuning_cifar10_laptop.json", render.study),
     ResultTable("docs/results.md", "tuning-ranks", "tuning_cifar10_laptop_ranks.json", render.study),
     ResultTable("docs/results.md", "laptop-search", "laptop_search.json", render.searches),
@@ -76,16 +81,16 @@ TABLES = (
     ResultTable("docs/results.md", "cam-similarity", "laptop_cam_similarity.json", render.study),
     ResultTable("docs/results.md", "severity", "laptop_severity.json", render.study),
     ResultTable("docs/results.md", "longer", "laptop_longer.json", render.study),
-    ResultTable("docs/speed.md", "to-accuracy", "to_accuracy.json", benchmark("to_accuracy")),
-    ResultTable("docs/speed.md", "bench", "bench.json", benchmark("measuring")),
+    ResultTable("docs/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
+    ResultTable("docs/speed.md", "bench", "bench.json", benchmark("harness")),
     ResultTable("docs/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
     *(
         ResultTable("docs/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key))
         for name, module, key in (
             ("counted", "communication", "counted"),
-            ("settings", "communication", "settings"),
-            ("times", "measuring", "times"),
-            ("on-paper", "communication", "on_paper"),
+            ("configurations", "communication", "settings"),
+            ("times", "harness", "times"),
+            ("projected", "communication", "on_paper"),
         )
     ),
 )

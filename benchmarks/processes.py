@@ -1,14 +1,14 @@
-"""Where threads are best used: all on one member after another, or a process for each, with some of the members?
+"""Best use of CPU threads: all of them on one member after another, or one process per thread with some of the members.
 
 Feature-WGD steps of the same members, in turns:
 
     one process     all threads on one member after another
-    processes       as many processes as threads, one thread each, with a share of the members: the mesh that
-                    `featureflock train` makes on a CPU, features gathered and the head's gradient averaged
+    processes       as many processes as threads, one thread each, which divide the members among them: features are
+                    gathered and the head's gradient is averaged
 
-Times of processes over those of one process; all channels_last and compiled.
+Time of the processes relative to one process; all channels_last and compiled.
 
-    python benchmarks/bench.py --only threads [--quick] [--full] [--json FILE]
+    python benchmarks/bench.py --only processes [--quick] [--full] [--json FILE]
 """
 
 import os
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from measuring import Worker, progress, ratios, row
+from harness import Worker, progress, ratios, row
 
 from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.distributed.mesh import join_mesh
@@ -42,10 +42,10 @@ def measure(scale: str) -> list[dict[str, Any]]:
     return rows + _compare(WideResNetConfig(16, 4), 2, 7, True) if scale == "full" else rows
 
 
-def _compare(network: WideResNetConfig, for_each: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
+def _compare(network: WideResNetConfig, per_process: int, rounds: int, compile: bool) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     processes = max(2, threads)
-    members = for_each * processes
+    members = per_process * processes
     progress(f"  WRN-{network.depth}-{network.width} × {members}")
     port = _free_port()
     ways = {
@@ -63,7 +63,7 @@ def _compare(network: WideResNetConfig, for_each: int, rounds: int, compile: boo
     for workers in ways.values():
         for worker in workers:
             worker.close()
-    name = f"WRN-{network.depth}-{network.width} × {members}: {processes} processes over one, time"
+    name = f"WRN-{network.depth}-{network.width} × {members}: time of {processes} processes relative to one"
     return [row(name, ratios(taken["processes"], taken["one process"]), seconds=taken)]
 
 
@@ -96,11 +96,11 @@ def _train(
     ens = method.build(
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
-    setup = resolve_compute(ComputeConfig(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
+    compute = resolve_compute(ComputeConfig(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
-    x, y = setup.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
+    x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
     with join_mesh() as mesh, retained_memory():
-        state = fresh_state(Recipe(method=method), setup.prepare(ens.shard(mesh)))
+        state = fresh_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()
             method.loss(ens, x, y).loss.backward()

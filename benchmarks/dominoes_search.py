@@ -1,7 +1,9 @@
-"""Does prior, subspace or length of training change which view of dominoes members rely on? Asked of pairs that are
-held out of the training pairs, never of the test set; one seed. Also what a network learns that is given one view only.
+"""Do the prior, the subspace or the length of training change which view of dominoes members rely on?
 
-python benchmarks/search_views.py search results/dominoes_search.json
+Measured on pairs held out of the training pairs, never on the test set; one seed. Also trains one network on each view
+alone.
+
+    python benchmarks/dominoes_search.py search results/dominoes_search.json
 """
 
 import json
@@ -28,8 +30,8 @@ HELD_OUT = 1_000
 OFFICIAL = RBF(bandwidth="official")
 
 
-def settings() -> dict[str, Recipe]:
-    """All with seed 100, which the study does not have."""
+def recipes() -> dict[str, Recipe]:
+    """The recipes to compare, with a seed that the study does not use."""
     study = STUDIES["dominoes"]
     base = replace(study.laptop(study.rows[1].recipe), seed=100, validation=HELD_OUT)
     methods = {
@@ -40,52 +42,53 @@ def settings() -> dict[str, Recipe]:
         "feature-WGD, 1e-1": FeatureWGD(Cauchy(1e-1)),
         "feature-WGD, 1e-3, authors' code": FeatureWGD(Cauchy(1e-3), OFFICIAL, subspace="weakest"),
     }
-    found = {name: replace(base, method=method) for name, method in methods.items()}
-    found["feature-WGD, 1e-3, 45 epochs"] = replace(base, method=FeatureWGD(Cauchy(1e-3)), epochs=45)
-    return found
+    recipes = {name: replace(base, method=method) for name, method in methods.items()}
+    recipes["feature-WGD, 1e-3, 45 epochs"] = replace(base, method=FeatureWGD(Cauchy(1e-3)), epochs=45)
+    return recipes
 
 
 def measure(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
-    """Of a run, which is trained if it is not there, on the held-out pairs."""
+    """Scores of a run on the held-out pairs; the run is trained if it does not exist."""
     if not (folder / "result.json").is_file():
         train(recipe, folder, resume=True)
     run, held_out = read_run(folder), splits.validation
     assert isinstance(held_out, TensorExamples)
     predictor = Predictor(run)
-    whole = predictor.log_probs(held_out)
+    full = predictor.log_probs(held_out)
     views = {view.name: predictor.log_probs(only_view(held_out, view)) for view in splits.views}
     return {
-        "accuracy": scores(average(whole.log_probs), whole.labels).accuracy,
+        "accuracy": scores(average(full.log_probs), full.labels).accuracy,
         "train_accuracy": run.curves[-1]["accuracy"] / 100,
         "train_cross_entropy": run.curves[-1]["cross_entropy"],
-        **views_of(whole, views),
+        **views_of(full, views),
     }
 
 
 def trained_alone(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, float]:
-    """By view: how much of the held-out pairs one network gets right that sees nothing else in training either."""
-    found = {}
+    """Accuracy on the held-out pairs of one network trained on this view alone, by view."""
+    accuracies = {}
     for view in splits.views:
         assert isinstance(splits.train, TensorExamples)
         assert isinstance(splits.validation, TensorExamples)
         data = CustomData(only_view(splits.train, view), only_view(splits.validation, view))
-        own = replace(recipe, data=data, method=Single(), members=1, subset=None, validation=0)
-        found[view.name] = train(own, folder / view.name, resume=True)["test"]["accuracy"] / 100
-    return found
+        single = replace(recipe, data=data, method=Single(), members=1, subset=None, validation=0)
+        accuracies[view.name] = train(single, folder / view.name, resume=True)["test"]["accuracy"] / 100
+    return accuracies
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown table of the results."""
     first, second = rows[0]["only"]
     heads = [
-        "setting",
-        "fitted, %",
+        "method",
+        "training accuracy, %",
         "accuracy, %",
         f"only {first}, %",
         f"only {second}, %",
         f"members, only {second}, %",
-        f"members' share of the {first}",
+        f"fraction {first}, members",
         "difference by input",
-        "on average",
+        "difference on average",
     ]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for row in rows:
@@ -94,7 +97,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         numbers = [f"{100 * row['train_accuracy']:.1f}", f"{100 * row['accuracy']:.1f}", *(f"{a:.1f}" for a in alone)]
         numbers += [f"{100 * min(members):.0f} to {100 * max(members):.0f}", f"{min(shares):.2f} to {max(shares):.2f}"]
         numbers += [f"{row['difference_by_input']:.3f}", f"{row['difference_on_average']:.3f}"]
-        lines.append("| " + " | ".join([row["setting"], *numbers]) + " |")
+        lines.append("| " + " | ".join([row["configuration"], *numbers]) + " |")
     return "\n".join(lines)
 
 
@@ -102,14 +105,14 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     runs, target = map(Path, sys.argv[1:])
     rows = []
-    splits = next(iter(settings().values())).splits()
-    for place, (name, recipe) in enumerate(settings().items()):
-        rows.append({"setting": name, **measure(recipe, splits, runs / f"{place}")})
+    splits = next(iter(recipes().values())).splits()
+    for place, (name, recipe) in enumerate(recipes().items()):
+        rows.append({"configuration": name, **measure(recipe, splits, runs / f"{place}")})
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     content = {
         "held_out": HELD_OUT,
         "seed": recipe.seed,
-        "trained_alone": trained_alone(settings()["Deep Ensembles"], splits, runs),
+        "trained_alone": trained_alone(recipes()["Deep Ensembles"], splits, runs),
         "rows": rows,
         "provenance": provenance(),
     }

@@ -1,4 +1,4 @@
-"""What an accuracy cost: counted by hand for perceptrons."""
+"""FLOPs to an accuracy, compared with a manual count for perceptrons."""
 
 import importlib
 from pathlib import Path
@@ -11,10 +11,10 @@ from featureflock.training import ComputeConfig, train
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_operations_are_those_of_the_products(tmp_path, monkeypatch):
-    """Three members see 240 scans of 64 pixels twice, in layers of 16, 8 and 10."""
+def test_flops_are_those_of_the_matrix_products(tmp_path, monkeypatch):
+    """Three members see 240 digits of 64 pixels twice, in layers of 16, 8 and 10."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = importlib.import_module("to_accuracy")
+    script = importlib.import_module("flops_to_accuracy")
     train(SHORT, tmp_path / "run", compute=ComputeConfig(test_every=1))
     forward = 2 * (64 * 16 + 16 * 8 + 8 * 10)
     row = script._row(tmp_path / "run", at=0.0)

@@ -1,14 +1,14 @@
-"""What an accuracy costs: floating-point operations of finished runs of `featureflock train`, and what they reached.
+"""FLOPs that finished runs of `featureflock train` needed to reach an accuracy.
 
-    FLOP = 3 · F · (examples seen, over all epochs) · members
+    FLOPs = 3 · F · (examples seen, over all epochs) · members
 
-F, the operations of one forward pass of a member on one example, is counted (two for each multiplication with addition
-in matrix products and convolutions); a backward pass takes twice as many. So it depends on no machine. "FLOP to A %" is
-what was spent when the test accuracy of the ensemble was first seen at A % or more: after an epoch, if the run was told
-to measure then (`--test-every 1`), else at its end.
+F, the FLOPs of one forward pass of a member on one example, is counted (two per multiply-add in matrix products and
+convolutions); a backward pass takes twice as many. The numbers do not depend on a machine. "FLOPs to A %" is what was
+spent when the test accuracy of the ensemble was first measured at A % or more: after an epoch if the run measured it
+then (`--test-every 1`), else at its end.
 
-    python benchmarks/to_accuracy.py RUN [RUN …] [--at 90] [--json results/cifar10_fast.json]
-    python benchmarks/to_accuracy.py --quick
+    python benchmarks/flops_to_accuracy.py RUN [RUN …] [--at 90] [--json results/to_accuracy.json]
+    python benchmarks/flops_to_accuracy.py --quick
 """
 
 import argparse
@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from measuring import write_json
+from harness import write_json
 
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import read_run
@@ -31,9 +31,9 @@ from featureflock.training.build import forward_flop
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
-    parser.add_argument("--at", type=float, default=90.0, help="the accuracy in %% whose price is asked for")
-    parser.add_argument("--quick", action="store_true", help="train two short runs on digits and compare them")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--at", type=float, default=90.0, help="target test accuracy in %%")
+    parser.add_argument("--quick", action="store_true", help="train and compare two short runs on digits")
+    parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     if not args.runs and not args.quick:
         parser.error("give folders of finished runs, or --quick")
@@ -45,9 +45,18 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
+    """Markdown table of the results."""
     at = rows[0]["at"]
-    heads = ["run", "members", "epochs", "FLOP", "test accuracy, %", "members' mean, %", f"FLOP to {at:g} %", "hours"]
+    heads = [
+        "run",
+        "members",
+        "epochs",
+        "FLOPs",
+        "test accuracy, %",
+        "member accuracy, %",
+        f"FLOPs to {at:g} %",
+        "hours",
+    ]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     for row in rows:
         reached = "not reached" if row["flop_to"] is None else f"{row['flop_to']:.2e}"
@@ -88,7 +97,7 @@ def _row(folder: Path, at: float) -> dict[str, Any]:
 
 
 def member_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
-    """Operations of one member's forward pass on one example, with its head."""
+    """FLOPs of one member's forward pass on one example, with its head."""
     head = ens.head[0] if isinstance(ens.head, torch.nn.ModuleList) else ens.head
     return forward_flop(torch.nn.Sequential(ens.extractors[0], head), torch.zeros(1, *shape))
 
