@@ -1,1 +1,1 @@
-"""The subcommands of the command line, one file each."""
+"""The command line, one file per command."""

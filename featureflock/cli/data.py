@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from featureflock.cli.terminal import counting, make_console
+from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
@@ -152,14 +152,14 @@ def corrupt(
     if from_ is not None:
         published = open_set(from_.expanduser())
         chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
-        with counting(console, "pictures") as progress:
+        with progress_bar(console, "pictures") as progress:
             copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, say=say)
     else:
         if "frost" in corruptions:
             say(f"Frost is made from {frost_source()}.")
             if "procedural" in frost_source():
                 say("For the photographs: pip install featureflock[frost]")
-        with counting(console, "pictures") as progress:
+        with progress_bar(console, "pictures") as progress:
             generate_set(
                 clean.test_x.permute(0, 2, 3, 1).numpy(),
                 labels,

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from featureflock.cli.terminal import counting, make_console
+from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate
 from featureflock.report import terminal_tables, write_tables
 from featureflock.training import ComputeConfig
@@ -54,7 +54,7 @@ def carry_out(request: Request, console: Console) -> Evaluation:
     """Evaluate, with a progress bar."""
     if not request.runs:
         raise ValueError("Say which runs: the folders that `featureflock train` made, such as runs/*.")
-    with counting(console, "examples") as progress:
+    with progress_bar(console, "examples") as progress:
         return evaluate(
             request.runs,
             request.protocol,

@@ -1,4 +1,4 @@
-"""featureflock reproduce: tables and figures of the paper, trained, measured, and beside the paper's numbers."""
+"""featureflock reproduce: train and evaluate the tables and figures of the paper, next to the paper's numbers."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from featureflock.cli.terminal import counting, make_console
+from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.report import beside_paper, markdown, terminal_wide, write_report
-from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudyStatus, reproduce, study_runs, to_train
+from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.costs import cost, gpu_time
 from featureflock.training import ComputeConfig, LineReporter, ProgressBarReporter
 from featureflock.utils.files import check_folder, write_atomically
@@ -25,27 +25,29 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class Options:
-    """Train what a table of the paper needs and is not there yet, measure it, and print it beside the paper's numbers.
+    """Train and evaluate the runs of a table or figure, and print our numbers next to the paper's.
 
-    Finished runs are never trained again, and an interrupted study goes on by the same command. ImageNet is looked for
-    in a folder imagenet where the command is given; a link will do.
+    Finished runs are not trained again, and the same command resumes an interrupted study. ImageNet is read from the
+    folder (or link) imagenet in the current directory.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …"), tyro.conf.Positional] = ()
-    """Which tables, one after another, or all; --list says what there is."""
+    """Studies to run, or all; --list shows them."""
     scale: Scale = "smoke"
-    """smoke: embedded digits, in seconds. laptop: small networks on CIFAR-10, in hours. paper: its own, for GPUs."""
+    """smoke: embedded digits, seconds. laptop: small networks on CIFAR-10, hours. paper: the paper's, for GPUs."""
     seeds: int | None = None
-    """How many seeds; by default 2, 3, or the paper's number."""
+    """Number of seeds; by default 2 (smoke), 3 (laptop), or the paper's number."""
+    workers: int = 1
+    """Processes on this machine that train runs side by side."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
-    """Which worker this is of how many that share the folder, on one machine or on many: each begins with its own
-    runs, then helps the others."""
+    """This is worker I of K that share the folder, on one machine or on many. Each worker starts with its own runs,
+    then helps the others."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("reproductions")
-    """Where runs and tables are kept."""
+    """Folder for runs, tables and reports."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if there is one, else the CPU."""
     list: bool = False
-    """Which tables there are, and what they cost."""
+    """List the studies and what they cost."""
 
 
 def main(args: list[str]) -> None:
@@ -53,22 +55,24 @@ def main(args: list[str]) -> None:
     options = tyro.cli(Options, prog="featureflock reproduce", args=args)
     console = make_console()
     if options.list:
-        _list(console)
+        _list_studies(console)
         return
     names = tuple(STUDIES) if options.names == (_ALL,) else options.names
     if not names:
-        raise ValueError("Say which study, such as cifar10, or all; featureflock reproduce --list says what there is.")
+        raise ValueError("Name a study, such as cifar10, or all; featureflock reproduce --list shows the studies.")
     for name in names:
         if name not in STUDIES:
-            raise unknown_name("study", name, STUDIES, otherwise="featureflock reproduce --list says what there is.")
-    if options.seeds is not None and options.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1; got {options.seeds}.")
+            raise unknown_name("study", name, STUDIES, otherwise="featureflock reproduce --list shows the studies.")
     shard, out = Shard.parse(options.shard), options.out / options.scale
+    for flag in ("seeds", "workers"):
+        value = getattr(options, flag)
+        if value is not None and value < 1:
+            raise ValueError(f"--{flag} must be at least 1; got {value}.")
     if len(names) > 1:
-        together = [cell for name in names for cell in study_runs(STUDIES[name], options.scale, out, options.seeds)]
-        _say_what_it_takes(console, f"{len(names)} studies", together)
+        runs = [run for name in names for run in study_runs(STUDIES[name], options.scale, out, options.seeds)]
+        _print_cost(console, f"{len(names)} studies", runs)
     for name in names:
-        outcome = carry_out(
+        status = run_with_progress(
             console,
             name,
             STUDIES[name],
@@ -76,16 +80,14 @@ def main(args: list[str]) -> None:
             out,
             seeds=options.seeds,
             shard=shard,
+            workers=options.workers,
             compute=ComputeConfig(device=options.device),
         )
-        for evaluation in outcome.evaluations:
-            data = evaluation.results["data"].lower()
-            folder = out / name / data if len(outcome.evaluations) > 1 else out / name
-            page = write_report(evaluation, folder)
-            console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)
+        print_table(console, name, status, out)
+        write_pages(console, status, out / name)
 
 
-def carry_out(
+def run_with_progress(
     console: Console,
     name: str,
     study: Study,
@@ -93,59 +95,79 @@ def carry_out(
     out: Path,
     *,
     seeds: int | None,
-    shard: Shard,
-    compute: ComputeConfig,
+    shard: Shard = Shard(),
+    workers: int = 1,
+    compute: ComputeConfig = ComputeConfig(),
 ) -> StudyStatus:
-    """Train and measure what is missing of a study; print its table when all is there, and keep it as OUT/NAME.md and
-    OUT/NAME.json."""
+    """Run a study with its runs in OUT, and show what it costs and how far it is."""
     if launched_by_torchrun():
-        raise ValueError("A study is not for torchrun: start a worker for each GPU or host, with --shard 1/8, 2/8, …")
+        raise ValueError(
+            "Studies do not run under torchrun; start one worker per GPU or host, with --shard 1/8, 2/8, …"
+        )
     check_folder(out)
-    _say_what_it_takes(console, f"{name}: {study.what}", study_runs(study, scale, out, seeds))
-    with counting(console, "examples") as progress:
-        outcome = reproduce(
+    _print_cost(console, f"{name}: {study.title}", study_runs(study, scale, out, seeds))
+    with progress_bar(console, "runs") as training_progress, progress_bar(console, "examples") as progress:
+        status = run_study(
             study,
             scale,
             out,
             seeds=seeds,
             shard=shard,
+            workers=workers,
             compute=compute,
-            reporter=lambda cell: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),
+            reporter=lambda: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),
+            training_progress=training_progress,
             progress=progress,
-            say=lambda text: console.print(text, soft_wrap=True),
+            log=lambda text: console.print(text, soft_wrap=True),
         )
-    if outcome.results is None:
+    if status.unfinished:
         console.print(
-            f"{len(outcome.left)} of {len(to_train(outcome.study_runs))} runs belong to other workers; the same "
-            "command prints the table when they are done.",
+            f"{len(status.unfinished)} of {len(to_train(status.runs))} runs belong to other workers; run the same "
+            "command again when they are finished to print the table.",
             soft_wrap=True,
         )
-        return outcome
-    table = beside_paper(outcome.results)
+    return status
+
+
+def print_table(console: Console, name: str, status: StudyStatus, out: Path) -> None:
+    """Print the table of a complete study, and write it to OUT/NAME.md and OUT/NAME.json."""
+    if status.results is None:
+        return
+    table = beside_paper(status.results)
     console.print(terminal_wide(table))
-    for ending, text in ((".json", json.dumps(outcome.results, indent=1) + "\n"), (".md", markdown(table))):
+    for ending, text in ((".json", json.dumps(status.results, indent=1) + "\n"), (".md", markdown(table))):
         write_atomically(out / f"{name}{ending}", text.encode())
     console.print(f"wrote {out / name}.json and {name}.md", soft_wrap=True)
-    return outcome
 
 
-def _say_what_it_takes(console: Console, what: str, everything: Sequence[StudyRun]) -> None:
-    """How many runs are missing, and their cost."""
-    todo = [cell.recipe for cell in to_train(everything) if not cell.is_finished]
-    console.print(f"{what}; {len(todo)} runs to train.", soft_wrap=True)
-    if todo:
-        console.print(cost(todo), soft_wrap=True)
+def write_pages(console: Console, status: StudyStatus, folder: Path) -> None:
+    """Write the report page of a complete study, or one per data set in subfolders."""
+    for evaluation in status.evaluations:
+        several = len(status.evaluations) > 1
+        page = write_report(evaluation, folder / evaluation.results["data"].lower() if several else folder)
+        console.print(f"wrote {page}, results.json, table.md and table.tex", soft_wrap=True)
 
 
-def _list(console: Console) -> None:
+def _print_cost(console: Console, title: str, runs: Sequence[StudyRun]) -> None:
+    """The number of runs to train and their cost."""
+    missing = [run.recipe for run in to_train(runs) if not run.is_finished]
+    console.print(f"{title}; {len(missing)} runs to train.", soft_wrap=True)
+    if missing:
+        console.print(cost(missing), soft_wrap=True)
+
+
+def _list_studies(console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("NAME", "what", "runs: smoke, laptop, paper", "paper, on an A100"):
-        table.add_column(heading)
-    for name, study in STUDIES.items():
-        runs = {
-            scale: [cell.recipe for cell in to_train(study_runs(study, scale, Path()))] for scale in get_args(Scale)
-        }
-        table.add_row(
-            name, study.what, ", ".join(str(len(recipes)) for recipes in runs.values()), gpu_time(runs["paper"])
-        )
+    for heading in ("NAME", "paper", "study", "runs: smoke, laptop, paper", "paper scale on an A100"):
+        table.add_column(heading, no_wrap=heading != "study")
+    for name, study in sorted(STUDIES.items(), key=lambda entry: _paper_order(entry[1])):
+        runs = {scale: [run.recipe for run in to_train(study_runs(study, scale, Path()))] for scale in get_args(Scale)}
+        counts = ", ".join(str(len(recipes)) for recipes in runs.values())
+        table.add_row(name, study.source or "–", study.title, counts, gpu_time(runs["paper"]))
     console.print(table)
+
+
+def _paper_order(study: Study) -> tuple[bool, bool, int]:
+    """Tables by their number, then figures, then studies that are not in the paper."""
+    number = next((int(word) for word in study.source.replace(",", "").split() if word.isdigit()), 0)
+    return not study.source, study.source.startswith("Figure"), number

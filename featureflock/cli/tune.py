@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from featureflock.cli.recipe_flags import read_flags
-from featureflock.cli.reproduce import carry_out
+from featureflock.cli.reproduce import print_table, run_with_progress
 from featureflock.cli.terminal import make_console
 from featureflock.data import HeldOut
 from featureflock.methods import DeepEnsembles, Method

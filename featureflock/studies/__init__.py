@@ -1,45 +1,13 @@
-"""Tables and figures of the paper as studies, each trained, measured and set beside it by `featureflock reproduce`."""
+"""The paper's tables and figures as studies, one file each: `featureflock reproduce NAME` trains and evaluates them.
 
-from featureflock.studies import (
-    adp_dice,
-    cam_figure,
-    cam_similarity,
-    cifar10,
-    cifar100,
-    dominoes,
-    ensemble_size,
-    feature_map,
-    imagenet,
-    longer_training,
-    priors,
-    rank,
-    severity,
-    text_vs_code,
-    two_views,
-    width,
-)
-from featureflock.studies.run_study import Shard, StudyRun, StudyStatus, reproduce, study_runs, to_train
-from featureflock.studies.study import Row, Scale, Study
+A new file that adds its study to `STUDIES` is found without further changes.
+"""
 
-STUDIES: dict[str, Study] = {
-    "cifar10": cifar10.STUDY,
-    "cifar100": cifar100.STUDY,
-    "imagenet": imagenet.STUDY,
-    "adp-dice": adp_dice.STUDY,
-    "priors": priors.STUDY,
-    "feature-map": feature_map.STUDY,
-    "width": width.STUDY,
-    "rank": rank.STUDY,
-    "ensemble-size": ensemble_size.STUDY,
-    "cam-similarity": cam_similarity.STUDY,
-    "cam-figure": cam_figure.STUDY,
-    "severity": severity.STUDY,
-    "text-vs-code": text_vs_code.STUDY,
-    "longer-training": longer_training.STUDY,
-    "two-views": two_views.STUDY,
-    "dominoes": dominoes.STUDY,
-}
-"""By the names that the command line knows them by."""
+from featureflock.studies.run_study import Shard, StudyRun, StudyStatus, run_study, study_runs, to_train
+from featureflock.studies.study import STUDIES, Row, Scale, Study
+from featureflock.utils.registry import import_submodules
+
+import_submodules(__name__, __path__)
 
 __all__ = [
     "STUDIES",
@@ -49,7 +17,7 @@ __all__ = [
     "Study",
     "StudyRun",
     "StudyStatus",
-    "reproduce",
+    "run_study",
     "study_runs",
     "to_train",
 ]

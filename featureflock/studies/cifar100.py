@@ -1,7 +1,7 @@
-"""The paper's table 2: five ways to train ten WRN-16-4 on CIFAR-100."""
+"""Five methods on CIFAR-100, ten WRN-16-4 each."""
 
-from featureflock.studies.cifar10 import five_ways
-from featureflock.studies.study import CLEAN, CORRUPTED, Study
+from featureflock.studies.cifar10 import five_methods
+from featureflock.studies.study import CLEAN, CORRUPTED, STUDIES, Study
 from featureflock.training import RECIPES
 
 _PAPER = {
@@ -12,9 +12,13 @@ _PAPER = {
     "feature-WGD": "82.9 ± 0.2 | 0.624 ± 0.002 | 0.243 ± 0.001 | 0.017 ± 0.001 | 53.5 | 1.955 | 0.584 | 0.029",
 }
 
-STUDY = Study(
-    "WRN-16-4 × 10 on CIFAR-100, clean and corrupted",
-    five_ways(RECIPES["cifar100-wrn16x4"].recipe, _PAPER),
-    (*CLEAN, *CORRUPTED),
-    seeds=5,
+STUDIES.add(
+    "cifar100",
+    Study(
+        "WRN-16-4 × 10 on CIFAR-100, clean and corrupted",
+        five_methods(RECIPES["cifar100-wrn16x4"].recipe, _PAPER),
+        (*CLEAN, *CORRUPTED),
+        seeds=5,
+        source="Table 2",
+    ),
 )

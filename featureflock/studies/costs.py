@@ -1,4 +1,4 @@
-"""What runs will cost, before they start."""
+"""Estimated cost of training, before it starts."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,39 +17,41 @@ _SIZES = {
     Dominoes: (50_000, (3, 64, 32)),
     ImageFolder: (1_281_167, (3, 224, 224)),
 }
-_A100, _CORES = 312e12 * 0.3, 60e9
-"""FLOP a second: an A100's peak in bfloat16 at an assumed 30 %; two cores of a CPU with AVX2, as measured here."""
+_A100 = 312e12 * 0.3
+"""FLOPs per second of an A100: its bfloat16 peak at an assumed utilisation of 30 %."""
+_TWO_CORES = 60e9
+"""FLOPs per second of two CPU cores with AVX2, as measured with the recipe cifar10-laptop."""
 
 
 def cost(recipes: Sequence[Recipe]) -> str:
-    """One sentence: floating-point operations of training, and how long they take."""
-    flop = sum(map(training_flop, recipes))
-    if not flop:
-        return "That takes seconds to minutes."
+    """One sentence: FLOPs of training and how long they take."""
+    flops = sum(map(training_flops, recipes))
+    if not flops:
+        return "Training takes seconds to minutes."
     return (
-        f"About {flop:.1e} floating-point operations: {_duration(flop / _CORES)} on two CPU cores, or "
-        f"{gpu_time(recipes)} on an A100 at an assumed 30 % of its peak; test sets come on top."
+        f"Training takes about {flops:.1e} FLOPs: {_duration(flops / _TWO_CORES)} on two CPU cores, or "
+        f"{gpu_time(recipes)} on an A100 at an assumed 30 % of its peak. Evaluation comes on top."
     )
 
 
 def gpu_time(recipes: Sequence[Recipe]) -> str:
-    """How long an A100 trains them, at an assumed 30 % of its peak."""
-    flop = sum(map(training_flop, recipes))
-    return _duration(flop / _A100) if flop else "minutes"
+    """Training time on an A100 at an assumed 30 % of its peak."""
+    flops = sum(map(training_flops, recipes))
+    return _duration(flops / _A100) if flops else "minutes"
 
 
-def training_flop(recipe: Recipe) -> float:
-    """Of a whole run; a backward pass takes twice the operations of a forward pass. 0 for data that are small."""
+def training_flops(recipe: Recipe) -> float:
+    """FLOPs of a run; a backward pass takes twice those of a forward pass. 0 for data of unknown, small size."""
     data = recipe.data.data if isinstance(recipe.data, HeldOut) else recipe.data
     if type(data) not in _SIZES:
         return 0.0
     examples, shape = _SIZES[type(data)]
-    return 3.0 * _forward(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * recipe.size
+    return 3.0 * _forward_flops(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * recipe.size
 
 
 @lru_cache
-def _forward(model: ModelConfig, shape: tuple[int, ...]) -> int:
-    with torch.device("meta"):  # nothing is drawn or multiplied, only counted
+def _forward_flops(model: ModelConfig, shape: tuple[int, ...]) -> int:
+    with torch.device("meta"):  # counts operations without computing them
         return forward_flop(model.extractor(shape), torch.zeros(1, *shape))
 
 

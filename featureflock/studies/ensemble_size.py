@@ -1,24 +1,28 @@
-"""The paper's figure of large ensembles on CIFAR-100: accuracy and NLL up to 20 members. It prints no numbers.
+"""Large ensembles on CIFAR-100: accuracy and NLL up to 20 members. The paper plots them and prints no numbers.
 
-Members of Deep Ensembles do not know of each other, so that smaller ones are parts of the largest.
+Members of Deep Ensembles are independent, so the smaller ones are sub-ensembles of the largest and are not trained.
 """
 
 from dataclasses import replace
 
 from featureflock.methods import DeepEnsembles
-from featureflock.studies.study import CLEAN, Row, Study, laptop
+from featureflock.studies.study import CLEAN, STUDIES, Row, Study, laptop
 from featureflock.training import RECIPES
 
-_OURS = RECIPES["cifar100-wrn16x4"].recipe
+_BASE = RECIPES["cifar100-wrn16x4"].recipe
 
-STUDY = Study(
-    "Deep Ensembles and feature-WGD of 2 to 20 members",
-    tuple(
-        Row(title, replace(_OURS, method=method, members=members))
-        for title, method in (("Deep Ensembles", DeepEnsembles()), ("feature-WGD", _OURS.method))
-        for members in (2, 4, 10, 20)
+STUDIES.add(
+    "ensemble-size",
+    Study(
+        "Deep Ensembles and feature-WGD with 2 to 20 members on CIFAR-100",
+        tuple(
+            Row(title, replace(_BASE, method=method, members=members))
+            for title, method in (("Deep Ensembles", DeepEnsembles()), ("feature-WGD", _BASE.method))
+            for members in (2, 4, 10, 20)
+        ),
+        CLEAN,
+        seeds=3,
+        source="Figure 4",
+        laptop=lambda recipe: replace(laptop(recipe), members=recipe.size // 2),
     ),
-    CLEAN,
-    seeds=3,
-    laptop=lambda recipe: replace(laptop(recipe), members=recipe.size // 2),
 )

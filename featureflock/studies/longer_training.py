@@ -1,31 +1,34 @@
-"""Not in the paper: twice its training.
+"""Twice the paper's training time.
 
-Repulsion acts where the data's gradients have died down, so longer training should be in its favour. At the laptop's
-scale this is the setting that was ahead of Deep Ensembles on held-out pictures (results/laptop_search.json).
+Repulsion acts once the gradients of the data are small, so longer training should favour it. At laptop scale, this
+configuration was ahead of Deep Ensembles on held-out images (results/laptop_search.json).
 """
 
 from dataclasses import replace
 
 from featureflock.core.priors import Cauchy
 from featureflock.methods import DeepEnsembles, FeatureWGD
-from featureflock.studies.study import CLEAN, Row, Study, laptop
+from featureflock.studies.study import CLEAN, STUDIES, Row, Study, laptop
 from featureflock.training import RECIPES, Recipe
 
-_OURS = replace(RECIPES["cifar10-wrn16x4"].recipe, epochs=600, decay_epochs=(300, 450))
+_BASE = replace(RECIPES["cifar10-wrn16x4"].recipe, epochs=600, decay_epochs=(300, 450))
 
 
 def _laptop(recipe: Recipe) -> Recipe:
-    """Twice the epochs too, in batches of the paper's size, and the precision that was best with them."""
+    """Twice the laptop's epochs, the paper's batch size, and the precision that was best with both."""
     longer = replace(laptop(recipe), epochs=16, batch=128, learning_rate=0.2)
     if isinstance(recipe.method, FeatureWGD):
         return replace(longer, method=replace(recipe.method, prior=Cauchy(3e-2), rank=2))
     return longer
 
 
-STUDY = Study(
-    "Deep Ensembles and feature-WGD trained twice as long",
-    (Row("Deep Ensembles", replace(_OURS, method=DeepEnsembles())), Row("feature-WGD", _OURS)),
-    (*CLEAN, "member_accuracy", "disagreement"),
-    seeds=5,
-    laptop=_laptop,
+STUDIES.add(
+    "longer-training",
+    Study(
+        "Deep Ensembles and feature-WGD trained twice as long on CIFAR-10",
+        (Row("Deep Ensembles", replace(_BASE, method=DeepEnsembles())), Row("feature-WGD", _BASE)),
+        (*CLEAN, "member_accuracy", "disagreement"),
+        seeds=5,
+        laptop=_laptop,
+    ),
 )

@@ -1,20 +1,26 @@
-"""A study carried out: cells (a row and a seed) are trained where they are missing, measured, and set beside the paper.
+"""Run a study: train its runs, cache their predictions, compute the metrics, and compare them with the paper's numbers.
 
-A cell is a folder, named by what is trained in it, so studies that have a recipe in common share its runs. Finished
-cells are left alone and begun ones are gone on with. Several workers may work in one folder, on one machine or on many
-that share a disk: each begins with its own cells, then helps with what is left; a cell that is being trained is locked
-(flock), and whoever finds it so goes on to the next.
+A run is one row of a study with one seed. Its folder is named after its recipe, so studies that share a recipe share
+its runs. Finished runs are not trained again, and interrupted ones are resumed. Several workers may share a folder, on
+one machine or on machines with a common file system: each starts with the runs of its shard, then helps with the rest.
+A run that is being trained is locked (flock), and the other workers skip it.
 """
 
 import hashlib
 import json
+import os
+import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from featureflock.data import DataSet
-from featureflock.evaluation import Evaluation, cache_predictions, evaluate, mean
+from featureflock.evaluation import Evaluation, EvaluationProtocol, cache_predictions, evaluate, mean
 from featureflock.evaluation.evaluate_runs import EvaluationProgress
 from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
@@ -35,171 +41,211 @@ class Shard(NamedTuple):
     def parse(cls, text: str) -> "Shard":
         number, _, of = text.partition("/")
         if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise ValueError(f"--shard is a worker's number and how many there are, such as 3/8; got {text!r}.")
+            raise ValueError(f"--shard must be a worker's number and the number of workers, such as 3/8; got {text!r}.")
         return cls(int(number), int(of))
 
 
 class StudyRun(NamedTuple):
-    """A row of a study with one seed."""
+    """One row of a study with one seed."""
 
     row: Row
     recipe: Recipe
-    """What is trained for it."""
+    """What is trained."""
     size: int
-    """Members that count: fewer than are trained where a row is a part of larger Deep Ensembles."""
+    """Members used: fewer than are trained where the row is a sub-ensemble of larger Deep Ensembles."""
     folder: Path
 
     @property
     def is_finished(self) -> bool:
         return (self.folder / "result.json").is_file()
 
+    def __str__(self) -> str:
+        return f"{self.row.title}, seed {self.recipe.seed}"
+
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """How far a study is."""
+    """How far a study is, and its results once every run is finished."""
 
-    study_runs: list[StudyRun]
-    left: list[StudyRun]
-    """Cells that others are training, or have not begun."""
+    runs: list[StudyRun]
+    unfinished: list[StudyRun]
+    """Runs that other workers are training or have not started."""
     results: dict[str, Any] | None = None
-    """What was measured, when nothing is left: `rows`, each with its title, `ours` (mean, sd, seeds), `paper`, and its
-    differences from Deep Ensembles, paired by seed; `runs`, each with its numbers; where and when."""
+    """`rows`, each with its title, our numbers (mean, sd, seeds), the paper's, and the differences from Deep Ensembles,
+    paired by seed; `runs`, each with its numbers; and the provenance."""
     evaluations: tuple[Evaluation, ...] = ()
-    """All that was measured, for a report: one for each data set."""
+    """One for each data set."""
 
 
 def study_runs(study: Study, scale: Scale, folder: Path, seeds: int | None = None) -> list[StudyRun]:
-    """All cells of a study, seed by seed, so that the first seed of every row is done first."""
+    """All runs of a study. Every row comes with the first seed before any comes with the second."""
     rows = study.rows_at(scale)
-    found = []
+    runs = []
     for seed in range(study.seeds_at(scale) if seeds is None else seeds):
         for row, recipe in rows:
-            trained = replace(_trained(recipe, [other for _, other in rows]), seed=seed)
-            found.append(StudyRun(row, trained, recipe.size, folder / _name(trained)))
-    return found
+            trained = replace(_largest(recipe, [other for _, other in rows]), seed=seed)
+            runs.append(StudyRun(row, trained, recipe.size, folder / _folder_name(trained)))
+    return runs
 
 
-def to_train(everything: Sequence[StudyRun]) -> list[StudyRun]:
-    """The cells without those that are a part of another."""
-    return list({cell.folder: cell for cell in everything}.values())
+def to_train(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """One run for each folder: sub-ensembles of another run are not trained."""
+    return list({run.folder: run for run in runs}.values())
 
 
-def reproduce(
+def run_study(
     study: Study,
     scale: Scale,
     folder: Path,
     *,
     seeds: int | None = None,
     shard: Shard = Shard(),
+    workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
-    reporter: Callable[[StudyRun], Reporter] = lambda cell: Reporter(),
+    reporter: Callable[[], Reporter] = Reporter,
+    training_progress: EvaluationProgress = lambda done, total, what: None,
     progress: EvaluationProgress = lambda done, total, what: None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> StudyStatus:
-    """Train what is missing, measure it, and when all cells are finished compare them.
+    """Train the missing runs; when all runs are finished, compute their metrics and compare them.
 
     Args:
-        study, scale: what to reproduce, and how large.
-        folder: where runs are kept, and looked for.
-        seeds: how many; by default the scale's number.
-        shard: which worker this is, where several share the folder.
-        compute, reporter, progress, say: as in `train` and `evaluate`.
+        study: what to run.
+        scale: smoke, laptop or paper.
+        folder: parent of the runs' folders.
+        seeds: number of seeds; by default the scale's.
+        shard: which worker this is, if several share the folder.
+        workers: processes that train runs side by side, each on its share of the cores.
+        compute: as in `train` and `evaluate`.
+        reporter: makes the reporter of a run; used with one worker only.
+        training_progress: called with the number of finished runs, of all runs, and the current one.
+        progress: called during the evaluation, as by `evaluate`.
+        log: called with one-line messages.
     """
-    everything = study_runs(study, scale, folder, seeds)
-    runs = to_train(everything)
-    own = runs[shard.number - 1 :: shard.of]
-    for cell in (*own, *(cell for cell in runs if cell not in own)):
-        if not cell.is_finished:
-            say(f"{cell.row.title}, seed {cell.recipe.seed}: {cell.folder}")
-            try:
-                train(cell.recipe, cell.folder, compute=compute, resume=True, reporter=reporter(cell))
-            except RunLockedError:
-                say("Another worker is training it.")
-                continue
-        if cell in own:  # predictions are kept beside the run, for whoever makes the table
-            cache_predictions([cell.folder], study.protocol(scale), compute=compute)
-    left = [cell for cell in runs if not cell.is_finished]
-    if left:
-        return StudyStatus(everything, left)
+    runs, protocol = study_runs(study, scale, folder, seeds), study.protocol(scale)
+    distinct = to_train(runs)
+    own = distinct[shard.number - 1 :: shard.of]
+    queue = [*own, *(run for run in distinct if run not in own and not run.is_finished)]
+    if workers > 1 and any(not run.is_finished for run in queue):
+        _complete_in_processes(queue, workers, protocol, compute, training_progress)
+    else:
+        for done, run in enumerate(queue):
+            if not run.is_finished:
+                training_progress(done, len(queue), str(run))
+                log(f"{run}: {run.folder}")
+            if not _complete(run, protocol, compute, reporter()):
+                log("Another worker is training it.")
+    unfinished = [run for run in distinct if not run.is_finished]
+    if unfinished:
+        return StudyStatus(runs, unfinished)
     by_data: dict[DataSet, list[Path]] = {}
-    for cell in runs:
-        by_data.setdefault(cell.recipe.data, []).append(cell.folder)
-    protocol = study.protocol(scale)
+    for run in distinct:
+        by_data.setdefault(run.recipe.data, []).append(run.folder)
     evaluations = tuple(
-        evaluate(folders, protocol, compute=compute, progress=progress, say=say) for folders in by_data.values()
+        evaluate(folders, protocol, compute=compute, progress=progress, say=log) for folders in by_data.values()
     )
-    folders = [folder for group in by_data.values() for folder in group]
+    folders = [path for paths in by_data.values() for path in paths]
     entries = [entry for evaluation in evaluations for entry in evaluation.results["runs"]]
     measured = dict(zip(folders, entries, strict=True))
     results = {
-        "what": study.what,
+        "what": study.title,
         "scale": scale,
         "test_examples": entries[0]["clean"]["examples"],
         "corrupted_examples": protocol.of_corrupted,
-        "rows": _rows(study, everything, measured),
-        "runs": [_run(cell, measured[cell.folder]) for cell in runs],
+        "rows": _compare(study, runs, measured),
+        "runs": [_summarise(run, measured[run.folder]) for run in distinct],
         "provenance": provenance(),
     }
-    return StudyStatus(everything, [], results, evaluations)
+    return StudyStatus(runs, [], results, evaluations)
 
 
-def _rows(study: Study, everything: Sequence[StudyRun], measured: dict[Path, dict[str, Any]]) -> list[dict[str, Any]]:
-    by_row: dict[str, dict[int, dict[str, float]]] = {}
-    """Of each row the numbers by seed."""
-    for cell in everything:
-        numbers = _numbers(measured[cell.folder], cell.size)
-        kept = {key: numbers[key] for key in study.columns if key in numbers}
-        by_row.setdefault(_row_key(cell), {})[cell.recipe.seed] = kept
+def _complete(run: StudyRun, protocol: EvaluationProtocol, compute: ComputeConfig, reporter: Reporter) -> bool:
+    """Train the run unless it is finished, and cache its predictions; False if another worker is training it."""
+    if not run.is_finished:
+        try:
+            train(run.recipe, run.folder, compute=compute, resume=True, reporter=reporter)
+        except RunLockedError:
+            return False
+    cache_predictions([run.folder], protocol, compute=compute)
+    return True
+
+
+def _complete_in_processes(
+    queue: Sequence[StudyRun],
+    workers: int,
+    protocol: EvaluationProtocol,
+    compute: ComputeConfig,
+    progress: EvaluationProgress,
+) -> None:
+    workers = min(workers, len(queue))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    others = set(active_children())
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        # Child processes inherit ignored signals: only this process receives Ctrl-C, and it stops the others.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        futures = {pool.submit(_complete, run, protocol, compute, Reporter()): run for run in queue}
+        signal.signal(signal.SIGINT, handler)
+        try:
+            progress(0, len(queue), "training")
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                progress(done, len(queue), str(futures[future]))
+        except BaseException:
+            for process in set(active_children()) - others:
+                process.kill()  # a run folder survives that, and the run resumes from its last checkpoint
+            raise
+
+
+def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean over seeds of each row, and the differences from its Deep Ensembles."""
+    by_row: dict[str, dict[int, dict[str, float]]] = {}  # row, seed, metric
+    for run in runs:
+        scores = _scores(measured[run.folder], run.size)
+        by_row.setdefault(_row_key(run), {})[run.recipe.seed] = {k: scores[k] for k in study.columns if k in scores}
     rows = []
-    first_seed = [cell for cell in everything if cell.recipe.seed == everything[0].recipe.seed]
-    for cell in first_seed:
-        own, baseline = by_row[_row_key(cell)], _baseline(cell, first_seed)
-        keys = [key for key in study.columns if all(key in numbers for numbers in own.values())]
+    first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
+    for run in first_seed:
+        ours, baseline = by_row[_row_key(run)], _baseline(run, first_seed)
+        keys = [key for key in study.columns if all(key in scores for scores in ours.values())]
         row: dict[str, Any] = {
-            "title": cell.row.title,
-            "members": cell.size,
-            "ours": {key: mean([numbers[key] for numbers in own.values()])._asdict() for key in keys},
-            "paper": dict(cell.row.paper),
+            "title": run.row.title,
+            "members": run.size,
+            "ours": {key: mean([scores[key] for scores in ours.values()])._asdict() for key in keys},
+            "paper": dict(run.row.paper),
         }
         if baseline is not None:
             row["against"] = baseline.row.title
-            row["differences"] = paired_differences(own, by_row[_row_key(baseline)])
+            row["differences"] = paired_differences(ours, by_row[_row_key(baseline)])
         rows.append(row)
     return rows
 
 
-def _row_key(cell: StudyRun) -> str:
-    return f"{_name(replace(cell.recipe, seed=0))}, {cell.size}"
+def _row_key(run: StudyRun) -> str:
+    return f"{_folder_name(replace(run.recipe, seed=0))}, {run.size}"
 
 
-def _numbers(entry: dict[str, Any], size: int) -> dict[str, float]:
-    """A run's summary; of the scores of parts of it where fewer members count."""
-    found: dict[str, float] = entry["summary"] if size == entry["members"] else entry["clean"]["by_size"][str(size)]
-    return found
+def _scores(entry: dict[str, Any], size: int) -> dict[str, float]:
+    """A run's summary, or the scores of its sub-ensembles of this size."""
+    scores: dict[str, float] = entry["summary"] if size == entry["members"] else entry["clean"]["by_size"][str(size)]
+    return scores
 
 
-def _baseline(cell: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
-    """The Deep Ensembles of the same size, trained the same way."""
-    if isinstance(cell.recipe.method, DeepEnsembles):
+def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
+    """The Deep Ensembles of the same size and the same recipe otherwise; for one network, of any size."""
+    if isinstance(run.recipe.method, DeepEnsembles):
         return None
-    same = replace(cell.recipe, method=DeepEnsembles(), members=None)
-    return next(
-        (
-            other
-            for other in sorted(others, key=lambda other: other.size != cell.size)
-            if replace(other.recipe, members=None) == same and (other.size == cell.size or cell.size == 1)
-        ),
-        None,
-    )
+    wanted = replace(run.recipe, method=DeepEnsembles(), members=None)
+    candidates = [other for other in others if replace(other.recipe, members=None) == wanted]
+    same_size = [other for other in candidates if other.size == run.size]
+    return next(iter(same_size or (candidates if run.size == 1 else [])), None)
 
 
-def _run(cell: StudyRun, entry: dict[str, Any]) -> dict[str, Any]:
-    """A run in a few lines."""
-    result = RunFolder(cell.folder).read("result.json")
+def _summarise(run: StudyRun, entry: dict[str, Any]) -> dict[str, Any]:
+    result = RunFolder(run.folder).read("result.json")
     return {
-        "folder": cell.folder.name,
-        "title": cell.row.title,
-        "seed": cell.recipe.seed,
+        "folder": run.folder.name,
+        "title": run.row.title,
+        "seed": run.recipe.seed,
         "members": entry["members"],
         "recipe": entry["recipe"],
         "numbers": entry["summary"],
@@ -210,16 +256,17 @@ def _run(cell: StudyRun, entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _trained(recipe: Recipe, recipes: Sequence[Recipe]) -> Recipe:
-    """What is trained for a recipe: of Deep Ensembles that differ in size alone, which share members, the largest."""
+def _largest(recipe: Recipe, recipes: Sequence[Recipe]) -> Recipe:
+    """What is trained for a recipe: of Deep Ensembles that differ in size alone, only the largest, which has the
+    others as sub-ensembles."""
     if not isinstance(recipe.method, DeepEnsembles):
         return recipe
-    alike = [other for other in recipes if replace(other, members=recipe.members) == recipe]
-    return max(alike, key=lambda other: other.size)
+    same = [other for other in recipes if replace(other, members=recipe.members) == recipe]
+    return max(same, key=lambda other: other.size)
 
 
-def _name(recipe: Recipe) -> str:
-    """A folder's name: the method, what tells recipes apart, and the seed."""
+def _folder_name(recipe: Recipe) -> str:
+    """The method, a hash of the recipe without its seed, and the seed."""
     content = json.dumps(describe(replace(recipe, seed=0)), sort_keys=True)
     method = recipe.method.title.lower().replace(" ", "-")
     return f"{method}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-seed{recipe.seed}"

@@ -1,9 +1,12 @@
-"""A table or figure of the paper as a study: rows that differ in what it is about, and the paper's numbers.
+"""A study: the rows of a table or figure, the paper's numbers, and how the recipes shrink to smaller scales.
+
+    rows = (Row("Normal", normal), Row("Cauchy", cauchy, {"accuracy": "82.9"}))
+    STUDIES.add("priors", Study("feature-WGD with two priors on CIFAR-100", rows, columns=("accuracy", "nll"), seeds=5))
 
 A row's recipe is the paper's. Two functions make it smaller:
 
-    smoke     embedded digits and a few filters, to see in seconds that all of it runs
-    laptop    real CIFAR-10 and small networks, for hours on two cores
+    smoke     embedded digits and networks of a few filters: seconds, to check that everything runs
+    laptop    small networks on 5,000 images of CIFAR-10: hours on two cores
 """
 
 import json
@@ -18,6 +21,7 @@ from featureflock.methods import FeatureMAP, FeatureWGD, Method
 from featureflock.models import CNNConfig, FastCNNConfig, ResNetConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
 from featureflock.training.recipe import describe
+from featureflock.utils.registry import Registry
 
 Scale = Literal["smoke", "laptop", "paper"]
 
@@ -27,40 +31,40 @@ CORRUPTED = ("corrupted_accuracy", "corrupted_nll", "corrupted_brier", "corrupte
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: a line of a table, or a point of a curve."""
+    """One row of a table, or one point of a curve."""
 
     title: str
     recipe: Recipe
-    """The paper's, with seed 0."""
+    """The paper's recipe, with seed 0."""
     paper: Mapping[str, str] = field(default_factory=dict)
-    """What the paper prints, by metric; accuracies in %."""
+    """The paper's numbers by metric; accuracies in %."""
 
 
 def printed(columns: Sequence[str], numbers: str) -> dict[str, str]:
-    """A row of the paper, by metric; its numbers stand between bars."""
+    """A row of the paper by metric, from numbers separated by bars."""
     return dict(zip(columns, (number.strip() for number in numbers.split("|")), strict=True))
 
 
 def laptop(recipe: Recipe) -> Recipe:
-    """The recipe cifar10-laptop with the row's method, at most 5 members and a width in proportion to its network's.
+    """The recipe cifar10-laptop with the row's method, at most 5 members, and a width proportional to the paper's.
 
-    Its 5,000 pictures are nearly fitted at the end: the method acts where the gradients of the data have died down.
+    Its 5,000 images are nearly fitted at the end of training: the method acts once the gradients of the data are small.
     """
     width = _width(recipe)
     return replace(
         RECIPES["cifar10-laptop"].recipe,
         model=FastCNNConfig((2 * width, 8 * width, 16 * width)),
-        method=_for_laptop(recipe.method),
+        method=_laptop_method(recipe.method),
         members=min(recipe.size, 5),
     )
 
 
 _PRECISION = 3e-3
-"""Of priors on features at the laptop's scale: the best on held-out pictures (results/tuning_cifar10_laptop.json)."""
+"""Precision of feature priors at laptop scale: the best on held-out images (results/tuning_cifar10_laptop.json)."""
 
 
-def _for_laptop(method: Method) -> Method:
-    """Half of the rank, as there are half of the paper's ten members, and the precision chosen for features."""
+def _laptop_method(method: Method) -> Method:
+    """Half of the rank, as there are half of the paper's ten members, and the precision chosen at this scale."""
     changes: dict[str, Any] = {}
     rank = getattr(method, "rank", None)
     if rank is not None:
@@ -85,51 +89,61 @@ def smoke(recipe: Recipe) -> Recipe:
     )
 
 
+def _width(recipe: Recipe) -> int:
+    """Width factor of a Wide ResNet. ImageNet's ResNet counts as the paper's usual network for CIFAR, WRN-16-4."""
+    if isinstance(recipe.model, WideResNetConfig):
+        return recipe.model.width
+    return 4 if isinstance(recipe.model, ResNetConfig) else 2
+
+
 @dataclass(frozen=True)
 class Study:
     """A table or figure."""
 
-    what: str
+    title: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...]
-    """Metrics, as an evaluation's summaries call them."""
+    """Keys of metrics."""
     seeds: int
-    """That the paper has."""
+    """Number of seeds at the paper's scale."""
+    source: str = ""
+    """The table or figure of the paper; empty if the paper has no such study."""
     laptop: Callable[[Recipe], Recipe] = laptop
-    """How a recipe is made smaller for two cores, where the usual way would lose what the study is about."""
+    """Shrinks a recipe for two cores."""
     smoke: Callable[[Recipe], Recipe] = smoke
-    """The same for seconds."""
+    """Shrinks a recipe to seconds."""
     laptop_examples: int | None = None
-    """Test examples of a laptop; None for all."""
+    """Test examples at laptop scale; None for all."""
+    test_on: EvaluationProtocol | None = None
+    """What to test on at every scale; None to derive it from the columns."""
 
     def rows_at(self, scale: Scale) -> list[tuple[Row, Recipe]]:
-        """The rows with their recipes, seed 0; what comes out the same at a smaller scale is there once."""
-        small = {"smoke": self.smoke, "laptop": self.laptop}
-        found: dict[str, tuple[Row, Recipe]] = {}
+        """The rows and their recipes with seed 0. Rows whose recipes coincide at a smaller scale appear once."""
+        shrink = {"smoke": self.smoke, "laptop": self.laptop}.get(scale, lambda recipe: recipe)
+        distinct: dict[str, tuple[Row, Recipe]] = {}
         for row in self.rows:
-            recipe = small[scale](row.recipe) if scale in small else row.recipe
-            found.setdefault(json.dumps(describe(recipe), sort_keys=True), (row, recipe))
-        return list(found.values())
+            recipe = shrink(row.recipe)
+            distinct.setdefault(json.dumps(describe(recipe), sort_keys=True), (row, recipe))
+        return list(distinct.values())
 
     def seeds_at(self, scale: Scale) -> int:
         return {"smoke": 2, "laptop": 3, "paper": self.seeds}[scale]
 
     def protocol(self, scale: Scale) -> EvaluationProtocol:
-        """What it is measured on: at smaller scales some of the test pictures, or of the corrupted ones."""
+        """What to test on: at smaller scales, a part of the test images or of the corrupted ones."""
+        if self.test_on is not None:
+            return self.test_on
         corrupted = any("corrupted" in column or "severity" in column for column in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
-        everything = EvaluationProtocol(maps=maps, unfamiliar=())
+        full = EvaluationProtocol(maps=maps, unfamiliar=())
         if not corrupted:
-            everything = replace(everything, corruptions=())
+            full = replace(full, corruptions=())
         if scale == "smoke":
-            few = ("gaussian_noise", "contrast") if corrupted else ()
-            return replace(everything, examples=100, corruptions=few, severities=(1, 5), maps=min(maps, 20))
-        small = replace(everything, examples=self.laptop_examples, corrupted_examples=1_000)
-        return small if scale == "laptop" else everything
+            corruptions = ("gaussian_noise", "contrast") if corrupted else ()
+            return replace(full, examples=100, corruptions=corruptions, severities=(1, 5), maps=min(maps, 20))
+        if scale == "laptop":
+            return replace(full, examples=self.laptop_examples, corrupted_examples=1_000)
+        return full
 
 
-def _width(recipe: Recipe) -> int:
-    """As a factor of the paper's; ImageNet's networks count as its usual ones for CIFAR, WRN-16-4."""
-    if isinstance(recipe.model, WideResNetConfig):
-        return recipe.model.width
-    return 4 if isinstance(recipe.model, ResNetConfig) else 2
+STUDIES: Registry[Study] = Registry("study")

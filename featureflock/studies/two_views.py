@@ -1,7 +1,7 @@
-"""Does each member rely on another view? Two-view digits, of which either half tells the class.
+"""Do members rely on different views? Two-view digits: either half of an image determines the class.
 
-The paper has no such study: its hypothesis is that members learn different features of one class, and here it is known
-which there are. `rows_of` is shared with dominoes.py.
+The paper's hypothesis is that members learn different features of one class. Here these features are known: the two
+halves. `view_rows` and the other functions are shared with dominoes.py.
 """
 
 from dataclasses import replace
@@ -11,14 +11,14 @@ from featureflock.core.priors import Prior
 from featureflock.data import Digits
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MLPConfig
-from featureflock.studies.study import Row, Study
+from featureflock.studies.study import STUDIES, Row, Study
 from featureflock.training import RECIPES, Recipe
 
 _BASE = replace(RECIPES["two-view-digits"].recipe, members=10)
 
 
-def rows_of(recipe: Recipe, prior: Prior) -> tuple[Row, ...]:
-    """Single networks, independent ones, and what a shared head, a prior and repulsion add one after another."""
+def view_rows(recipe: Recipe, prior: Prior) -> tuple[Row, ...]:
+    """A single network, Deep Ensembles, a shared head with a prior, and feature-WGD in two variants."""
     official = FeatureWGD(prior, subspace="weakest", kernel=RBF(bandwidth="official"))
     return (
         Row("Single", replace(recipe, method=Single(), members=1)),
@@ -30,7 +30,7 @@ def rows_of(recipe: Recipe, prior: Prior) -> tuple[Row, ...]:
 
 
 def view_columns(first: str, second: str) -> tuple[str, ...]:
-    """Columns of a study of these two views."""
+    """Columns of a study with these two views."""
     return (
         "accuracy",
         f"only_{first}_accuracy",
@@ -45,12 +45,12 @@ def view_columns(first: str, second: str) -> tuple[str, ...]:
 
 
 def _laptop(recipe: Recipe) -> Recipe:
-    """Five members of the same size on the same data: it is small as it is."""
+    """Five members; the data and the networks are small as they are."""
     return replace(recipe, members=min(5, recipe.size))
 
 
 def smoke_views(recipe: Recipe) -> Recipe:
-    """A small perceptron, up to 3 members, 200 two-view digits, 2 epochs."""
+    """A small multilayer perceptron, up to 3 members, 200 two-view digits, 2 epochs."""
     return replace(
         recipe,
         data=Digits(views=2),
@@ -65,11 +65,14 @@ def smoke_views(recipe: Recipe) -> Recipe:
     )
 
 
-STUDY = Study(
-    "whether members rely on different halves of two-view digits; not in the paper",
-    rows_of(_BASE, FeatureWGD().prior),
-    view_columns("left", "right"),
-    seeds=20,
-    smoke=smoke_views,
-    laptop=_laptop,
+STUDIES.add(
+    "two-views",
+    Study(
+        "Whether members rely on different halves of two-view digits",
+        view_rows(_BASE, FeatureWGD().prior),
+        view_columns("left", "right"),
+        seeds=20,
+        smoke=smoke_views,
+        laptop=_laptop,
+    ),
 )

@@ -41,7 +41,8 @@ def deferred_signals() -> Iterator[SignalFlag]:
         # Not by print: the signal may have come in the midst of one.
         os.write(sys.stderr.fileno(), b"\nFinishing this step, then saving; Ctrl-C once more gives up at once.\n")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    asked = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in asked}
     try:
         yield interrupts
     finally:
