@@ -1,5 +1,6 @@
-"""python -m featureflock: the command line, for launchers that start modules."""
+"""python -m featureflock: the command line."""
 
 from featureflock.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from featureflock.report import terminal_tables
 from featureflock.studies import Row, Study
 from featureflock.studies.study import CLEAN, CORRUPTED
 from featureflock.training import RECIPES
-from featureflock.utils.files import write_atomically
+from featureflock.utils.files import check_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def main(args: list[str]) -> None:
             raise ValueError(f"--{name} must be at least 1; got {getattr(options, name)}.")
     if options.members < 2:
         raise ValueError(f"--members must be at least 2; got {options.members}.")
+    check_folder(options.out)
     console = make_console()
     study = demo_study(options.members, options.epochs)
     try:

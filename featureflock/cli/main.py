@@ -1,6 +1,6 @@
 """The command line: featureflock data | train | evaluate | report | tune | reproduce | predict | demo.
 
-Commands are imported when they are called for, and PyTorch with them.
+A command is imported when it is called, and PyTorch and plug-ins with it.
 """
 
 import importlib
@@ -13,23 +13,24 @@ from types import FrameType
 from typing import NoReturn
 
 from featureflock.distributed.env import is_rank_zero
+from featureflock.utils.registry import load_plugins
 from featureflock.utils.suggestions import unknown_name
 from featureflock.version import __version__
 
 COMMANDS = {
-    "data": "which data sets there are, getting them, and corrupting them",
-    "train": "train an ensemble by a recipe, resumable to the bit",
-    "evaluate": "all metrics of trained runs, clean, corrupted and unfamiliar, and how they compare",
-    "report": "one page about trained runs, with tables and figures",
+    "data": "list, download and corrupt data sets",
+    "train": "train an ensemble from a recipe; resumes exactly",
+    "evaluate": "compute all metrics of trained runs: clean, corrupted and out-of-distribution",
+    "report": "write a page with tables and figures that compares trained runs",
     "tune": "choose prior precision and rank on held-out training examples",
-    "reproduce": "a table or figure of the paper, trained, measured, and beside the paper's numbers",
-    "predict": "what a trained run says of a picture, and how sure it is",
-    "demo": "compare five ways to train an ensemble on embedded data, in about a minute",
+    "reproduce": "train and evaluate a table or figure of the paper",
+    "predict": "classify images with a trained run, with uncertainty",
+    "demo": "compare five methods on embedded data, in about a minute",
 }
 
 
 def main() -> None:
-    """A user's mistake gets one sentence, not a traceback."""
+    """Run the command line. Errors that a user can fix are printed as one sentence, without a traceback."""
     words = sys.argv[1:]
     try:
         if not words or words[0] in ("-h", "--help"):
@@ -39,41 +40,42 @@ def main() -> None:
         else:
             _run(*words)
     except (ValueError, OSError, FloatingPointError) as error:
-        who = "" if is_rank_zero() else f" (rank {os.environ['RANK']})"
-        sys.exit(f"featureflock{who}: {error}")
+        rank = "" if is_rank_zero() else f" (rank {os.environ['RANK']})"
+        sys.exit(f"featureflock{rank}: {error}")
     except KeyboardInterrupt as interrupt:
         if is_rank_zero():
             print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
-        sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # what a shell reports of a signal
+        sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # the exit status that shells use for signals
 
 
 def _run(command: str, *args: str) -> None:
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
-    with _ending_at_once():
+    with _immediate_interrupt():
         module = importlib.import_module(f"featureflock.cli.{command}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is cleared
+        load_plugins()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     module.main(list(args))
 
 
 @contextmanager
-def _ending_at_once() -> Iterator[None]:
-    """While modules are imported, which takes seconds, Ctrl-C ends the process there and then.
+def _immediate_interrupt() -> Iterator[None]:
+    """Ctrl-C exits immediately while modules are imported, which takes seconds.
 
-    An exception would not do: C code that is just importing something, as PyTorch's imports NumPy, would lose it.
+    An exception could get lost in C code that is importing something, as when PyTorch imports NumPy.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # such as nohup's, which ignores it
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:  # for example ignored, under nohup
         yield
         return
-    signal.signal(signal.SIGINT, _end)
+    signal.signal(signal.SIGINT, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
     os.write(2, b"featureflock: stopped.\n")
     os._exit(128 + number)
 
@@ -82,10 +84,10 @@ def _help() -> str:
     lines = [f"  featureflock {name:<9} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
-            "featureflock: ensembles of neural networks whose members are kept apart in feature space.",
+            "featureflock: ensembles of neural networks that are kept apart in feature space.",
             "",
             *lines,
             "",
-            "featureflock COMMAND --help says more; featureflock --version says which version this is.",
+            "featureflock COMMAND --help shows the options of a command, featureflock --version the version.",
         ]
     )

@@ -1,11 +1,12 @@
-"""featureflock tune: prior precision and rank, chosen on training examples that are held out."""
+"""featureflock tune: choose the prior precision and the rank on held-out training examples."""
 
 import dataclasses
 import itertools
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,34 +14,36 @@ from featureflock.cli.recipe_flags import read_flags
 from featureflock.cli.reproduce import print_table, run_with_progress
 from featureflock.cli.terminal import make_console
 from featureflock.data import HeldOut
+from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metric
 from featureflock.methods import DeepEnsembles, Method
 from featureflock.studies import Row, Shard, Study
 from featureflock.studies.study import CLEAN, CORRUPTED
 from featureflock.training import Recipe
 
-_HIGHER_IS_BETTER = ("accuracy", "corrupted_accuracy")
-
 
 @dataclass(frozen=True)
 class Search:
-    """What to try, and what to choose by."""
+    """What to try, and how to choose."""
 
     precisions: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Precisions of the method's prior."""
     ranks: tuple[int, ...] = ()
     """Ranks of the projection; by default only the recipe's."""
-    by: Literal["nll", "accuracy", "brier", "ece", "corrupted_accuracy", "corrupted_nll"] = "nll"
-    """What is best, on the held-out examples: after temperature scaling, mean over seeds."""
+    by: str = "nll"
+    """Metric to choose by, computed on the held-out examples after temperature scaling and averaged over seeds: nll,
+    accuracy, brier, ece, corrupted_nll, or any other metric with a better direction."""
     held_out: int = 5_000
-    """How many training examples are held out to choose by, as many of each class. The test set is not looked at."""
+    """Training examples to hold out, balanced over classes. The test set is not used."""
     reference: bool = False
-    """Also train Deep Ensembles, and show how candidates differ from them on the held-out examples."""
+    """Also train Deep Ensembles, and show the differences from them on the held-out examples."""
     seeds: int = 1
-    """How many seeds each candidate is trained with."""
+    """Number of seeds for each candidate."""
+    workers: int = 1
+    """Processes on this machine that train candidates side by side."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
-    """Which worker this is of how many that share the folder."""
+    """This is worker I of K that share the folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("tuning")
-    """Where runs and tables are kept: what is finished there is not trained again."""
+    """Folder for runs and tables. Runs that are finished there are not trained again."""
 
 
 def main(args: list[str]) -> None:
@@ -48,18 +51,18 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(
             "usage: featureflock tune NAME [FLAGS]\n\n"
-            "Trains a recipe with several prior precisions and ranks, each without a part of the training set, and\n"
-            "says which does best on that part. The test set is not looked at. featureflock train --help lists the\n"
-            "recipes, featureflock tune NAME --help the flags. For instance:\n"
+            "Train a recipe with several prior precisions and ranks on a part of the training set, and choose the\n"
+            "best on the rest. The test set is not used. featureflock train --help lists the recipes, and\n"
+            "featureflock tune NAME --help the flags. For example:\n"
             "  featureflock tune digits-cnn --precisions 1e-3 1e-2 1e-1 --ranks 3 5 --held-out 200"
         )
         return
-    own = ("search", Annotated[Search, tyro.conf.arg(name="")], dataclasses.field(default=Search()))
-    name, options = read_flags("tune", args, "Chooses precision and rank on held-out examples. ", own)
+    extra = ("search", Annotated[Search, tyro.conf.arg(name="")], dataclasses.field(default=Search()))
+    name, options = read_flags("tune", args, "Chooses precision and rank on held-out examples. ", extra)
     search: Search = options.search
-    study, tried = candidates(options.recipe, search)
+    study, candidates = make_study(options.recipe, search)
     console = make_console()
-    outcome = carry_out(
+    status = run_with_progress(
         console,
         f"tune-{name}",
         study,
@@ -67,45 +70,76 @@ def main(args: list[str]) -> None:
         search.out,
         seeds=search.seeds,
         shard=Shard.parse(search.shard),
+        workers=search.workers,
         compute=options.compute,
     )
-    if outcome.results is None:
+    if status.results is None:
         return
-    best = choose([row for row in outcome.results["rows"] if row["title"] in tried], search.by)
-    console.print(f"Best by {search.by.replace('_', ' ')} on held-out examples: {best}.", soft_wrap=True)
+    print_table(console, f"tune-{name}", status, search.out)
+    rows = [row for row in status.results["rows"] if row["title"] in candidates]
+    metric, note = reliable_metric(rows, find_metric(search.by))
+    if note:
+        console.print(note, soft_wrap=True)
+    best = choose(rows, metric)
+    console.print(f"Best by {metric.key} on the held-out examples: {best}.", soft_wrap=True)
     for field, values in (("precision", search.precisions), ("rank", search.ranks)):
-        if len(values) > 1 and tried[best].get(field) in (min(values), max(values)):
-            console.print(f"That is the end of the {field}s tried; it may be worth trying further.", soft_wrap=True)
+        if len(values) > 1 and candidates[best].get(field) in (min(values), max(values)):
+            console.print(f"This is the smallest or largest {field} tried; try values beyond it.", soft_wrap=True)
     flags = {"precision": "--method.prior.precision", "rank": "--method.rank"}
-    words = [word for field, value in tried[best].items() for word in (flags[field], f"{value:g}")]
-    command = shlex.join(["featureflock", "train", name, *_other_flags(args[1:]), *words])
-    console.print(f"To train with it, on everything: {command}", soft_wrap=True)
+    words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:g}")]
+    command = shlex.join(["featureflock", "train", name, *_recipe_flags(args[1:]), *words])
+    console.print(f"To train with it on all examples: {command}", soft_wrap=True)
 
 
-def candidates(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
-    """A study whose rows are the candidates, and what each row's title stands for."""
-    if search.seeds < 1 or search.held_out < 1:
-        raise ValueError(f"--seeds and --held-out must be at least 1; got {search.seeds} and {search.held_out}.")
-    tried: dict[str, dict[str, float]] = {}
+def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
+    """A study whose rows are the candidates, and the precision and rank of each by the row's title."""
+    for flag in ("seeds", "held_out", "workers"):
+        if getattr(search, flag) < 1:
+            raise ValueError(f"--{flag.replace('_', '-')} must be at least 1; got {getattr(search, flag)}.")
+    metric = find_metric(search.by)
+    if not metric.better:
+        directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
+        raise ValueError(f"--by {search.by} has no better direction; choose one of {', '.join(directed)}.")
+    candidates: dict[str, dict[str, float]] = {}
     rows = []
     data = HeldOut(recipe.data, search.held_out, recipe.split_seed)
     for precision, rank in itertools.product(search.precisions or (None,), search.ranks or (None,)):
-        chosen = {"precision": precision, "rank": rank}
-        known = {field: value for field, value in chosen.items() if value is not None}
-        title = ", ".join(f"{field} {value:g}" for field, value in known.items()) or "as it is"
-        tried[title] = known
+        values = {"precision": precision, "rank": rank}
+        given = {field: value for field, value in values.items() if value is not None}
+        title = ", ".join(f"{field} {value:g}" for field, value in given.items()) or "unchanged"
+        candidates[title] = given
         rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, precision, rank))))
     if search.reference:
         rows.append(Row(DeepEnsembles.title, replace(recipe, data=data, method=DeepEnsembles())))
-    columns = (*CLEAN, *(CORRUPTED if search.by.startswith("corrupted") else ()), "member_accuracy", "disagreement")
-    what = f"{recipe.method.title} on {search.held_out:,} held-out training examples"
-    return Study(what, tuple(rows), columns, search.seeds), tried
+    corrupted = CORRUPTED if metric.group in ("corrupted", "severity") or "corrupted" in metric.key else ()
+    columns = dict.fromkeys((*CLEAN, *corrupted, metric.key, metric.uncalibrated, "member_accuracy", "disagreement"))
+    title = f"{recipe.method.title} on {search.held_out:,} held-out training examples"
+    return Study(title, tuple(rows), tuple(filter(None, columns)), search.seeds), candidates
 
 
-def choose(rows: list[dict[str, Any]], by: str) -> str:
+def reliable_metric(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Metric, str]:
+    """The metric to rank by and, if it is not the given one, why.
+
+    Where a fitted temperature is at its bound, the calibrated value depends on that bound, and the uncalibrated one is
+    used.
+    """
+    at_bound = sum(metric.key in row["at_bound"] for row in rows)
+    if not at_bound:
+        return metric, ""
+    return METRICS[metric.uncalibrated], (
+        f"The temperature of {at_bound} of {len(rows)} candidates is at its bound, so {metric.key} after temperature "
+        f"scaling is not reliable; candidates are ranked by {metric.uncalibrated} instead."
+    )
+
+
+def choose(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
     """The title of the best row."""
-    sign = -1 if by in _HIGHER_IS_BETTER else 1
-    return str(min(rows, key=lambda row: sign * row["ours"][by]["mean"])["title"])
+    values: dict[str, float] = {
+        row["title"]: row["ours"][metric.key]["mean"] for row in rows if metric.key in row["ours"]
+    }
+    if len(values) < len(rows):
+        raise ValueError(f"{metric.key} has no value for some candidates; choose another metric with --by.")
+    return (max if metric.better == "higher" else min)(values, key=lambda title: values[title])
 
 
 def _with(method: Method, precision: float | None, rank: int | None) -> Method:
@@ -113,22 +147,22 @@ def _with(method: Method, precision: float | None, rank: int | None) -> Method:
     if precision is not None:
         prior: Any = getattr(method, "prior", None)
         if not hasattr(prior, "precision"):
-            raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a number.")
+            raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a value.")
         changes["prior"] = replace(prior, precision=precision)
     if rank is not None:
         if not hasattr(method, "rank"):
-            raise ValueError(f"{method.title} has no rank to tune; leave --ranks out, or give another --method.")
+            raise ValueError(f"{method.title} has no rank to tune; omit --ranks, or give another --method.")
         changes["rank"] = rank
     return replace(method, **changes)  # type: ignore[type-var]
 
 
-def _other_flags(flags: list[str]) -> list[str]:
-    """The recipe's flags, without those of the search."""
-    own = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Search)}
-    kept, dropping = [], False
+def _recipe_flags(flags: list[str]) -> list[str]:
+    """The flags of the recipe, without those of the search."""
+    search = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Search)}
+    recipe, skip = [], False
     for word in flags:
         if word.startswith("--"):
-            dropping = word.split("=")[0] in own
-        if not dropping:
-            kept.append(word)
-    return kept
+            skip = word.split("=")[0] in search
+        if not skip:
+            recipe.append(word)
+    return recipe

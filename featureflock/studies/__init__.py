@@ -3,7 +3,7 @@
 A new file that adds its study to `STUDIES` is found without further changes.
 """
 
-from featureflock.studies.run_study import Shard, StudyRun, StudyStatus, run_study, study_runs, to_train
+from featureflock.studies.runner import Shard, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.study import STUDIES, Row, Scale, Study
 from featureflock.utils.registry import import_submodules
 

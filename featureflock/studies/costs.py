@@ -5,18 +5,11 @@ from functools import lru_cache
 
 import torch
 
-from featureflock.data import CIFAR10 as CIFAR10Data
-from featureflock.data import CIFAR100, Dominoes, HeldOut, ImageFolder
+from featureflock.data import HeldOut
 from featureflock.models import ModelConfig
 from featureflock.training import Recipe
 from featureflock.training.build import forward_flop
 
-_SIZES = {
-    CIFAR10Data: (50_000, (3, 32, 32)),
-    CIFAR100: (50_000, (3, 32, 32)),
-    Dominoes: (50_000, (3, 64, 32)),
-    ImageFolder: (1_281_167, (3, 224, 224)),
-}
 _A100 = 312e12 * 0.3
 """FLOPs per second of an A100: its bfloat16 peak at an assumed utilisation of 30 %."""
 _TWO_CORES = 60e9
@@ -43,10 +36,10 @@ def gpu_time(recipes: Sequence[Recipe]) -> str:
 def training_flops(recipe: Recipe) -> float:
     """FLOPs of a run; a backward pass takes twice those of a forward pass. 0 for data of unknown, small size."""
     data = recipe.data.data if isinstance(recipe.data, HeldOut) else recipe.data
-    if type(data) not in _SIZES:
+    if data.train_size is None or data.input_shape is None:
         return 0.0
-    examples, shape = _SIZES[type(data)]
-    return 3.0 * _forward_flops(recipe.model, shape) * (recipe.subset or examples) * recipe.epochs * recipe.size
+    forward = _forward_flops(recipe.model, data.input_shape)
+    return 3.0 * forward * (recipe.subset or data.train_size) * recipe.epochs * recipe.size
 
 
 @lru_cache

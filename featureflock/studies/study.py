@@ -17,6 +17,7 @@ from typing import Any, Literal
 from featureflock.core.priors import Cauchy, Normal
 from featureflock.data import Digits
 from featureflock.evaluation import EvaluationProtocol
+from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.methods import FeatureMAP, FeatureWGD, Method
 from featureflock.models import CNNConfig, FastCNNConfig, ResNetConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
@@ -119,10 +120,10 @@ class Study:
 
     def rows_at(self, scale: Scale) -> list[tuple[Row, Recipe]]:
         """The rows and their recipes with seed 0. Rows whose recipes coincide at a smaller scale appear once."""
-        shrink = {"smoke": self.smoke, "laptop": self.laptop}.get(scale, lambda recipe: recipe)
+        shrink = {"smoke": self.smoke, "laptop": self.laptop}
         distinct: dict[str, tuple[Row, Recipe]] = {}
         for row in self.rows:
-            recipe = shrink(row.recipe)
+            recipe = shrink[scale](row.recipe) if scale in shrink else row.recipe
             distinct.setdefault(json.dumps(describe(recipe), sort_keys=True), (row, recipe))
         return list(distinct.values())
 
@@ -133,9 +134,10 @@ class Study:
         """What to test on: at smaller scales, a part of the test images or of the corrupted ones."""
         if self.test_on is not None:
             return self.test_on
-        corrupted = any("corrupted" in column or "severity" in column for column in self.columns)
+        groups = {find_metric(column).group for column in self.columns}
+        corrupted = not groups.isdisjoint({"corrupted", "severity"}) or any("corrupted" in c for c in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
-        full = EvaluationProtocol(maps=maps, unfamiliar=())
+        full = EvaluationProtocol(maps=maps, unfamiliar=None if "ood" in groups else ())
         if not corrupted:
             full = replace(full, corruptions=())
         if scale == "smoke":

@@ -21,7 +21,9 @@ import torch
 
 from featureflock.data import DataSet
 from featureflock.evaluation import Evaluation, EvaluationProtocol, cache_predictions, evaluate, mean
+from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.evaluate_runs import EvaluationProgress
+from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
 from featureflock.studies.study import Row, Scale, Study
@@ -71,8 +73,8 @@ class StudyStatus:
     unfinished: list[StudyRun]
     """Runs that other workers are training or have not started."""
     results: dict[str, Any] | None = None
-    """`rows`, each with its title, our numbers (mean, sd, seeds), the paper's, and the differences from Deep Ensembles,
-    paired by seed; `runs`, each with its numbers; and the provenance."""
+    """`rows`, each with its title, our numbers (mean, sd, seeds), the paper's, the differences from Deep Ensembles,
+    paired by seed, and the metrics whose temperature is at its bound; `runs` with their numbers; and the provenance."""
     evaluations: tuple[Evaluation, ...] = ()
     """One for each data set."""
 
@@ -118,7 +120,8 @@ def run_study(
         workers: processes that train runs side by side, each on its share of the cores.
         compute: as in `train` and `evaluate`.
         reporter: makes the reporter of a run; used with one worker only.
-        training_progress: called with the number of finished runs, of all runs, and the current one.
+        training_progress: called with the number of finished runs, of all runs, and the last one; used with several
+            workers.
         progress: called during the evaluation, as by `evaluate`.
         log: called with one-line messages.
     """
@@ -129,9 +132,8 @@ def run_study(
     if workers > 1 and any(not run.is_finished for run in queue):
         _complete_in_processes(queue, workers, protocol, compute, training_progress)
     else:
-        for done, run in enumerate(queue):
+        for run in queue:
             if not run.is_finished:
-                training_progress(done, len(queue), str(run))
                 log(f"{run}: {run.folder}")
             if not _complete(run, protocol, compute, reporter()):
                 log("Another worker is training it.")
@@ -198,26 +200,40 @@ def _complete_in_processes(
 
 def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean over seeds of each row, and the differences from its Deep Ensembles."""
-    by_row: dict[str, dict[int, dict[str, float]]] = {}  # row, seed, metric
+    scores: dict[str, dict[int, dict[str, float]]] = {}  # by row, seed and metric
+    unreliable: dict[str, set[str]] = {}
     for run in runs:
-        scores = _scores(measured[run.folder], run.size)
-        by_row.setdefault(_row_key(run), {})[run.recipe.seed] = {k: scores[k] for k in study.columns if k in scores}
+        entry, key = measured[run.folder], _row_key(run)
+        found = _scores(entry, run.size)
+        scores.setdefault(key, {})[run.recipe.seed] = {name: found[name] for name in study.columns if name in found}
+        unreliable.setdefault(key, set()).update(name for name in study.columns if _at_bound(entry, name))
     rows = []
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
     for run in first_seed:
-        ours, baseline = by_row[_row_key(run)], _baseline(run, first_seed)
-        keys = [key for key in study.columns if all(key in scores for scores in ours.values())]
+        key, baseline = _row_key(run), _baseline(run, first_seed)
+        ours = scores[key]
+        names = [name for name in study.columns if all(name in by_metric for by_metric in ours.values())]
         row: dict[str, Any] = {
             "title": run.row.title,
             "members": run.size,
-            "ours": {key: mean([scores[key] for scores in ours.values()])._asdict() for key in keys},
+            "ours": {name: mean([by_metric[name] for by_metric in ours.values()])._asdict() for name in names},
             "paper": dict(run.row.paper),
+            "at_bound": [name for name in names if name in unreliable[key]],
         }
         if baseline is not None:
             row["against"] = baseline.row.title
-            row["differences"] = paired_differences(ours, by_row[_row_key(baseline)])
+            row["differences"] = paired_differences(ours, scores[_row_key(baseline)])
         rows.append(row)
     return rows
+
+
+def _at_bound(entry: dict[str, Any], key: str) -> bool:
+    """Whether a calibrated metric depends on the bound of the temperature, because a fitted temperature is at it."""
+    if not find_metric(key).uncalibrated:
+        return False
+    corrupted = [part for by_severity in entry.get("corrupted", {}).values() for part in by_severity.values()]
+    sets = corrupted if "corrupted" in key else [entry["clean"]]
+    return any(temperature in BOUNDS for part in sets for temperature in part["temperatures"])
 
 
 def _row_key(run: StudyRun) -> str:
