@@ -1,35 +1,34 @@
-"""One thread: the tensors here are tiny, and threads that wait for each other are most of the time."""
+"""Fixtures for all tests: one thread, a temporary data cache, and a server of data sets with faults."""
 
 import pytest
 import torch
 
-pytest.register_assert_rewrite("helpers.published_formats")  # so that its asserts, too, show the values
+pytest.register_assert_rewrite("helpers.published_formats")
 
-from helpers.published_formats import Server, alter, collection, digests, on, pickled_files, tar_of  # noqa: E402
+from helpers.published_formats import (  # noqa: E402
+    Server,
+    change_entry,
+    digests,
+    pickled_files,
+    random_arrays,
+    tar_of,
+    web_source,
+)
 
-torch.set_num_threads(1)
-
-LONG = ("test_benchmarks", "test_resume", "test_house", "test_demo")
-
-
-def pytest_collection_modifyitems(items):
-    """Files that take long go first, so that no process is left alone with one in the end."""
-    items.sort(key=lambda item: item.path.stem not in LONG)
-
-
-# ---- for the tests that get, cache and read the published data sets
+torch.set_num_threads(1)  # tensors are tiny, and waiting threads would take most of the time
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_cache_of_the_user(tmp_path_factory):
-    """Before any other fixture: no test may read or replace what the user has."""
+def hide_user_cache(tmp_path_factory):
+    """No test reads or replaces the user's data sets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEATUREFLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def temp_cache(tmp_path, monkeypatch):
+    """An empty cache folder for one test."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FEATUREFLOCK_CACHE", str(folder))
     monkeypatch.setenv("NO_PROXY", "*")
@@ -38,6 +37,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server():
+    """A local HTTP server."""
     server = Server()
     yield server
     server.close()
@@ -45,8 +45,9 @@ def server():
 
 @pytest.fixture
 def served(server, monkeypatch):
-    """CIFAR-10 is a small collection on the server."""
-    raw = collection("cifar10", 40, 10)
-    server.content = tar_of(pickled_files("cifar10", raw), "cifar-10-batches-py")
-    alter(monkeypatch, "cifar10", train=40, test=10, sha256=digests(raw), sources=(on(server, "whole"),))
-    return raw
+    """CIFAR-10 replaced by 40 + 10 random images on the server; returns its arrays."""
+    arrays = random_arrays("cifar10", 40, 10)
+    server.content = tar_of(pickled_files("cifar10", arrays), "cifar-10-batches-py")
+    sources = (web_source(server, "complete"),)
+    change_entry(monkeypatch, "cifar10", train=40, test=10, sha256=digests(arrays), sources=sources)
+    return arrays

@@ -1,10 +1,10 @@
-"""featureflock data: which data sets there are, getting them, and corrupting them."""
+"""featureflock data: list, download and corrupt data sets."""
 
 import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -18,7 +18,7 @@ from featureflock.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
     copy_set,
-    folders_with_sets,
+    find_sets,
     frost_source,
     generate_set,
     open_set,
@@ -26,100 +26,95 @@ from featureflock.corruptions import (
 from featureflock.data.sources import cache
 from featureflock.data.sources.download import DownloadProgress
 from featureflock.data.sources.fetch import get as get_data
-from featureflock.data.sources.registry import PUBLISHED_SETS, Name, known
+from featureflock.data.sources.registry import PUBLISHED_SETS
 
 app = tyro.extras.SubcommandApp()
-
-_FIRST_RECIPE = {
-    "cifar10": "cifar10-small",
-    "cifar100": "cifar100-wrn16x4",
-    "mnist": "mnist-cnn",
-    "fashion-mnist": "fashion-mnist-cnn",
-}
 
 
 def main(args: list[str]) -> None:
     """Run `featureflock data` with these arguments."""
     if args[:1] in (["get"], ["corrupt"]) and len(args) > 1 and not args[1].startswith("-"):
-        facts = known(args[1])  # which suggests a name; tyro would list them
-        if args[0] == "corrupt" and facts.shape[2] != 3:
-            colour = " and ".join(name for name, facts in PUBLISHED_SETS.items() if facts.shape[2] == 3)
-            raise ValueError(f"{facts.title} is grey; the corruptions are for {colour}.")
-    app.cli(prog="featureflock data", description="The data sets to train and test on.", args=args)
+        published = PUBLISHED_SETS[args[1]]  # suggests a name if it is unknown
+        if args[0] == "corrupt" and published.shape[2] != 3:
+            colour = " and ".join(name for name, entry in PUBLISHED_SETS.items() if entry.shape[2] == 3)
+            raise ValueError(f"{published.title} is grey, but the corruptions need colour images; use {colour}.")
+    app.cli(prog="featureflock data", description="List, download and corrupt data sets.", args=args)
 
 
 @app.command(name="list")
 def list_sets() -> None:
-    """Show the data sets: what they are, whether they are here, how to get them; and corrupted ones in the cache."""
+    """List the data sets: size, whether they are cached, and where they come from."""
     console = make_console()
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "pictures", "here"):
+    for heading in ("name", "images", "cached"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("what", "from"):
+    for heading in ("description", "source"):
         table.add_column(heading, overflow="fold")
-    for name, facts in PUBLISHED_SETS.items():
-        pictures, here = f"{facts.train:,} + {facts.test:,}", "not here yet"
-        what, source = facts.what, " or ".join(source.words for source in facts.sources)
+    for name, published in PUBLISHED_SETS.items():
+        images, cached = f"{published.train:,} + {published.test:,}", "no"
+        description, source = published.description, " or ".join(source.title for source in published.sources)
         try:
-            held = cache.look_up(name)
+            entry = cache.look_up(name)
         except ValueError:
-            here = "damaged"
+            cached = "damaged"
         else:
-            if held is not None:
-                pictures, here = f"{held.train:,} + {held.test:,}", f"{held.size / 1e6:,.1f} MB"
-                what, source = facts.what if held.published else f"not the published {facts.title}", held.source
-        table.add_row(name, pictures, here, what, source)
+            if entry is not None:
+                images, cached = f"{entry.train:,} + {entry.test:,}", f"{entry.size / 1e6:,.1f} MB"
+                description = description if entry.published else f"custom version of {published.title}"
+                source = entry.source
+        table.add_row(name, images, cached, description, source)
     table.add_section()
-    for folder in folders_with_sets(cache.cache_folder()):
-        table.add_row(folder.name, *_corrupted(folder))
+    for folder in find_sets(cache.cache_folder()):
+        table.add_row(folder.name, *_corrupted_row(folder))
     console.print(table)
-    console.print("To get one: featureflock data get NAME, or featureflock data get NAME --from FOLDER", soft_wrap=True)
-    console.print("To corrupt the test pictures of one: featureflock data corrupt NAME", soft_wrap=True)
-    console.print(
-        f"They are kept in {cache.cache_folder()}; set {cache.VARIABLE} to keep them elsewhere.", soft_wrap=True
-    )
+    for line in (
+        "Download a data set: featureflock data get NAME",
+        "Read it from files: featureflock data get NAME --from FOLDER",
+        "Corrupt its test images: featureflock data corrupt NAME",
+        f"Cache folder: {cache.cache_folder()} (set {cache.VARIABLE} to change it)",
+    ):
+        console.print(line, soft_wrap=True)
 
 
-def _corrupted(folder: Path) -> tuple[str, str, str, str]:
-    """Pictures, size, what and from where, of a corrupted set; by the headers of its files."""
+def _corrupted_row(folder: Path) -> tuple[str, str, str, str]:
+    """Number of images, size, description and source of a corrupted set, from the headers of its files."""
     try:
-        held = open_set(folder)
-        count = sum(len(held.pictures(name, s)) for name in held.corruptions for s in held.severities)
+        corrupted = open_set(folder)
+        count = sum(len(corrupted.images(name, s)) for name in corrupted.corruptions for s in corrupted.severities)
     except FileNotFoundError:
-        return "0", "unfinished", "a corrupted test set", ""
+        return "0", "unfinished", "corrupted test set", ""
     except ValueError:
-        return "?", "damaged", "a corrupted test set", ""
-    size = sum((folder / f"{name}.npy").stat().st_size for name in held.corruptions)
-    names = f"{len(held.corruptions)} corruptions" if len(held.corruptions) > 1 else held.corruptions[0]
-    what = f"{names}, severities {' '.join(map(str, held.severities))}"
-    return f"{count:,}", f"{size / 1e6:,.1f} MB", what, held.source
+        return "?", "damaged", "corrupted test set", ""
+    size = sum((folder / f"{name}.npy").stat().st_size for name in corrupted.corruptions)
+    names = f"{len(corrupted.corruptions)} corruptions" if len(corrupted.corruptions) > 1 else corrupted.corruptions[0]
+    description = f"{names}, severities {' '.join(map(str, corrupted.severities))}"
+    return f"{count:,}", f"{size / 1e6:,.1f} MB", description, corrupted.source
 
 
 @app.command
 def get(
-    name: tyro.conf.Positional[Name],
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")],
     from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")] = None,
 ) -> None:
-    """Fetch a data set once, check it and keep it, so that no training needs the network.
+    """Download a data set, verify it and store it in the cache; training needs no network afterwards.
 
     Args:
-        name: Which data set; `featureflock data list` describes them.
-        from_: Read it from the published files in this folder (extracted or in their archive) instead of the network.
+        name: Data set; `featureflock data list` lists them.
+        from_: Read the published files in this folder (extracted or in their archive) instead of downloading.
     """
     console = make_console()
-    with _shown(console) as progress:
-        path = get_data(name, from_, progress, say=lambda text: console.print(text, soft_wrap=True))
-    held = cache.load(name)
-    console.print(
-        f"{PUBLISHED_SETS[name].title} {len(held.train_y):,} + {len(held.test_y):,} from {held.source} in {path}",
-        soft_wrap=True,
-    )
-    console.print(f"Next: featureflock train {_FIRST_RECIPE[name]}", soft_wrap=True)
+    with _download_progress(console) as progress:
+        path = get_data(name, from_, progress, log=lambda text: console.print(text, soft_wrap=True))
+    published, cached = PUBLISHED_SETS[name], cache.load(name)
+    counts = f"{len(cached.train_y):,} + {len(cached.test_y):,} images"
+    console.print(f"{published.title}: {counts} from {cached.source}, cached in {path}", soft_wrap=True)
+    if published.recipe:
+        console.print(f"Next: featureflock train {published.recipe}", soft_wrap=True)
 
 
 @app.command
 def corrupt(
-    name: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")],
     corruptions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = CORRUPTIONS,
     severities: Annotated[tuple[int, ...], tyro.conf.arg(metavar="1…5 …")] = SEVERITIES,
     seed: int = 0,
@@ -127,39 +122,38 @@ def corrupt(
     from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")] = None,
     workers: int | None = None,
 ) -> None:
-    """Make the corrupted test set, in the layout of CIFAR-10-C: 15 corruptions, each with five severities.
+    """Generate the corrupted test set in the format of CIFAR-10-C: 15 corruptions at five severities.
 
-    What is finished is not made again: run it once more after an interruption.
+    Finished files are not generated again, so an interrupted command resumes when it is repeated.
 
     Args:
-        name: Which data set's test pictures.
+        name: Data set of colour images: cifar10 or cifar100.
         corruptions: Only these corruptions.
-        severities: Only these severities, of 1 to 5.
-        seed: Of the random numbers: the same seed gives the same bytes.
-        out: Where to write the files; by default a folder in the cache.
-        from_: Take the published files in this folder (fog.npy, labels.npy and so on) instead of making them.
-        workers: Processes that share the work, by default one for each core. How many does not change a byte.
+        severities: Only these severities, from 1 to 5.
+        seed: Random seed; the same seed gives the same bytes.
+        out: Output folder; by default a folder in the cache.
+        from_: Copy the published files in this folder (fog.npy, labels.npy and so on) instead of generating them.
+        workers: Number of processes, by default one per core. The result does not depend on it.
     """
     clean = cache.load(name)
     labels = clean.test_y.numpy()
     folder = out.expanduser() if out is not None else _default_folder(name, severities, seed, from_)
     console = make_console()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         console.print(text, soft_wrap=True)
 
     start = time.perf_counter()
-    if from_ is not None:
-        published = open_set(from_.expanduser())
-        chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
-        with progress_bar(console, "pictures") as progress:
-            copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, say=say)
-    else:
-        if "frost" in corruptions:
-            say(f"Frost is made from {frost_source()}.")
-            if "procedural" in frost_source():
-                say("For the photographs: pip install featureflock[frost]")
-        with progress_bar(console, "pictures") as progress:
+    if from_ is None and "frost" in corruptions:
+        log(f"Frost is made from {frost_source()}.")
+        if "procedural" in frost_source():
+            log("The published frost photographs are not installed; install them with: pip install featureflock[frost]")
+    with progress_bar(console, "images") as progress:
+        if from_ is not None:
+            published = open_set(from_.expanduser())
+            chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
+            copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, log=log)
+        else:
             generate_set(
                 clean.test_x.permute(0, 2, 3, 1).numpy(),
                 labels,
@@ -169,18 +163,18 @@ def corrupt(
                 seed=seed,
                 workers=workers,
                 progress=progress,
-                say=say,
+                log=log,
             )
-    made = open_set(folder)
-    pictures = len(made.corruptions) * len(made.severities) * len(made.labels)
-    say(
-        f"{PUBLISHED_SETS[name].title} corrupted: {len(made.corruptions)} × {len(made.severities)} severities, "
-        f"{pictures:,} pictures, in {folder} ({time.perf_counter() - start:,.0f} s)"
+    result = open_set(folder)
+    count = len(result.corruptions) * len(result.severities) * len(result.labels)
+    log(
+        f"{PUBLISHED_SETS[name].title} corrupted: {len(result.corruptions)} corruptions × {len(result.severities)} "
+        f"severities, {count:,} images, in {folder} ({time.perf_counter() - start:,.0f} s)"
     )
 
 
 def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Path | None) -> Path:
-    """A folder in the cache for each set that differs."""
+    """Return a folder in the cache that is unique to the options."""
     parts = [f"{name}-c"]
     if from_ is not None:
         parts.append("published")
@@ -192,35 +186,37 @@ def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Pa
 
 
 @contextlib.contextmanager
-def _shown(console: Console) -> Iterator[DownloadProgress]:
-    """Bars in a terminal; elsewhere a line for each thing that is fetched, and for each quarter of it."""
+def _download_progress(console: Console) -> Iterator[DownloadProgress]:
+    """Progress bars in a terminal; otherwise one line for each file and each quarter of it."""
     if not console.is_terminal:
-        yield _Lines(console).update
+        yield _ProgressLines(console).update
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bars(*columns, TimeRemainingColumn(), console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def update(done: int, total: int | None, what: str) -> None:
-            if what not in tasks:
-                for task in tasks.values():  # what came before is over: its bar must not go on pulsing
+        def update(done: int, total: int | None, name: str) -> None:
+            if name not in tasks:
+                for task in tasks.values():  # earlier files are complete
                     bars.update(task, visible=False)
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
 
         yield update
         for task in tasks.values():
             bars.update(task, visible=False)
 
 
-class _Lines:
-    def __init__(self, console: Console) -> None:
-        self.console, self.what, self.quarters = console, "", 0
+class _ProgressLines:
+    """Progress as lines of text."""
 
-    def update(self, done: int, total: int | None, what: str) -> None:
-        if what != self.what:
-            self.what, self.quarters = what, 0
-            self.console.print(f"{what} …", soft_wrap=True)
+    def __init__(self, console: Console) -> None:
+        self.console, self.name, self.quarters = console, "", 0
+
+    def update(self, done: int, total: int | None, name: str) -> None:
+        if name != self.name:
+            self.name, self.quarters = name, 0
+            self.console.print(f"{name} …", soft_wrap=True)
         if total and 4 * done // total > self.quarters:
             self.quarters = 4 * done // total
-            self.console.print(f"{what}: {25 * self.quarters} % of {total / 1e6:,.1f} MB", soft_wrap=True)
+            self.console.print(f"{name}: {25 * self.quarters} % of {total / 1e6:,.1f} MB", soft_wrap=True)

@@ -1,7 +1,7 @@
 """The 15 corruptions of CIFAR-10-C and ImageNet-C: on batches of pictures, as whole sets, and read from disk."""
 
 from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, Name, corrupt
-from featureflock.corruptions.files import CorruptedSet, folders_with_sets, open_set, read_imagenet_c
+from featureflock.corruptions.files import CorruptedSet, find_sets, open_set, read_imagenet_c
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.generate import copy_set, generate_set
 
@@ -12,7 +12,7 @@ __all__ = [
     "Name",
     "copy_set",
     "corrupt",
-    "folders_with_sets",
+    "find_sets",
     "frost_source",
     "generate_set",
     "open_set",

@@ -43,7 +43,7 @@ class CorruptedSet:
     source: str
     """Where it came from, in words."""
 
-    def pictures(self, corruption: str, severity: int) -> Bytes:
+    def images(self, corruption: str, severity: int) -> Bytes:
         """uint8 (N, H, W, 3), mapped into memory and read-only."""
         if known(corruption) not in self.corruptions:
             raise ValueError(f"{self.folder} has no {corruption}.npy.")
@@ -64,7 +64,7 @@ class CorruptedSet:
 
     def examples(self, corruption: str, severity: int, normalisation: Normalisation | None = None) -> TensorExamples:
         """The same in memory, to be measured on."""
-        x = torch.from_numpy(np.array(self.pictures(corruption, severity))).permute(0, 3, 1, 2)
+        x = torch.from_numpy(np.array(self.images(corruption, severity))).permute(0, 3, 1, 2)
         return TensorExamples(x, self.labels, normalisation=normalisation)
 
 
@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def folders_with_sets(folder: Path) -> list[Path]:
+def find_sets(folder: Path) -> list[Path]:
     """Those in a folder, by name, that hold a corrupted set or the beginnings of one."""
     inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     return [path for path in inside if (path / MANIFEST).is_file() or (path / "labels.npy").is_file()]

@@ -32,9 +32,9 @@ _DECAY = 1.05
 
 
 def frost_source() -> str:
-    """What frost is made from on this machine, in words."""
+    """What frost is made from on this machine: photographs if their package is installed, else textures."""
     if _photographs() is None:
-        return f"procedural textures, as {PACKAGE} is not installed"
+        return "procedural textures"
     return f"the photographs of {PACKAGE} {metadata.version(PACKAGE)}"
 
 

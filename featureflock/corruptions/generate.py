@@ -23,7 +23,7 @@ from featureflock.corruptions.files import CorruptedSet
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.images import Bytes
 from featureflock.corruptions.writer import SetPlan
-from featureflock.data.sources.download import DownloadProgress, silent
+from featureflock.data.sources.download import DownloadProgress, no_progress
 from featureflock.utils.files import working_folder
 
 _TASK = 500
@@ -44,8 +44,8 @@ def generate_set(
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
     workers: int | None = None,
-    progress: DownloadProgress = silent,
-    say: Callable[[str], None] = print,
+    progress: DownloadProgress = no_progress,
+    log: Callable[[str], None] = print,
 ) -> None:
     """Corrupt pictures, uint8 (N, H, W, 3), into files of the published layout.
 
@@ -59,7 +59,7 @@ def generate_set(
         raise ValueError(f"workers must be at least 0; got {workers}.")
     origins = {name: frost_source() if name == "frost" else "" for name in _names(corruptions)}
     plan = SetPlan(folder, len(images), images.shape[1:], origins, _checked(severities), about)
-    missing = plan.begin(labels, say)
+    missing = plan.begin(labels, log)
     tasks = [
         (name, severity, seed, start)
         for name in missing
@@ -81,26 +81,28 @@ def copy_set(
     *,
     corruptions: Sequence[str] | None = None,
     severities: Sequence[int] | None = None,
-    progress: DownloadProgress = silent,
-    say: Callable[[str], None] = print,
+    progress: DownloadProgress = no_progress,
+    log: Callable[[str], None] = print,
 ) -> None:
     """Copy published files of corrupted pictures, after a look whether they belong to these labels."""
     if not np.array_equal(published.labels.numpy(), labels):
-        raise ValueError(f"{published.folder / 'labels.npy'} has not the labels of the test set; is it of another set?")
+        raise ValueError(
+            f"{published.folder / 'labels.npy'} does not have the labels of the test set; is it another data set?"
+        )
     if folder.absolute() == published.folder.absolute():
         raise ValueError(f"{folder} cannot be copied into itself; give another folder.")
     names = published.corruptions if corruptions is None else _names(corruptions)
     chosen = published.severities if severities is None else _checked(severities)
-    shapes = {published.pictures(name, severity).shape for name in names for severity in chosen}
+    shapes = {published.images(name, severity).shape for name in names for severity in chosen}
     if len(shapes) != 1:
         raise ValueError(f"{published.folder} holds pictures of different sizes: {sorted(shapes)}.")
     words = f"files in {published.folder.absolute()}"
     plan = SetPlan(folder, len(labels), shapes.pop()[1:], dict.fromkeys(names, ""), chosen, {"source": words})
-    missing = plan.begin(labels, say)
+    missing = plan.begin(labels, log)
 
     def blocks(name: str) -> Iterator[bytes]:
         for severity in chosen:
-            pictures = published.pictures(name, severity)
+            pictures = published.images(name, severity)
             for start in range(0, len(pictures), _TASK):
                 yield pictures[start : start + _TASK].tobytes()
 

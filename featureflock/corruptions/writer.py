@@ -38,7 +38,7 @@ class SetPlan:
     about: dict[str, Any]
     """What else must be equal for a set to be the same."""
 
-    def begin(self, labels: NDArray[Any], say: Callable[[str], None]) -> list[Name]:
+    def begin(self, labels: NDArray[Any], log: Callable[[str], None]) -> list[Name]:
         """Write the labels, and return the corruptions that are not there yet."""
         _check_labels(labels, self.count)
         try:
@@ -49,7 +49,7 @@ class SetPlan:
             write_atomically(self.folder / "labels.npy", _header(all_labels.shape) + all_labels.tobytes())
         except OSError as error:
             raise OSError(f"{self.folder} cannot be used ({error.strerror}); give another folder.") from error
-        return [name for name in self.origins if not self._finished(name, manifest, say)]
+        return [name for name in self.origins if not self._finished(name, manifest, log)]
 
     def write(self, missing: list[Name], blocks: Callable[[Name], Iterator[bytes]], progress: DownloadProgress) -> None:
         """Write files, entering each when it is whole. `progress` counts pictures, and those that were there first."""
@@ -91,17 +91,17 @@ class SetPlan:
             size += len(block)
             tell(size // math.prod(self.shape))
 
-    def _finished(self, name: Name, manifest: dict[str, Any], say: Callable[[str], None]) -> bool:
+    def _finished(self, name: Name, manifest: dict[str, Any], log: Callable[[str], None]) -> bool:
         path, entry, origin = self.folder / f"{name}.npy", manifest["files"].get(f"{name}.npy"), self.origins[name]
         if entry is None or not path.is_file():
             return False
         if entry["from"] != origin:
-            say(f"{path.name} was made from {entry['from']}; making it again from {origin}.")
+            log(f"{path.name} was made from {entry['from']}; making it again from {origin}.")
             return False
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]:
                 return True
-        say(f"{path.name} is damaged; making it again.")
+        log(f"{path.name} is damaged; making it again.")
         return False
 
     def _enter(self, manifest: dict[str, Any]) -> None:

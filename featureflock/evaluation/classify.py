@@ -97,7 +97,7 @@ def _input_format(run: TrainedRun) -> InputFormat:
     value: dict[str, Any] = run.folder.read(path.name)
     try:
         return InputFormat.from_json(value)
-    except (TypeError, LookupError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged; was it altered?") from error
 
 

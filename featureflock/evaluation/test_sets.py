@@ -172,7 +172,7 @@ def corrupted(
         which = "all" if len(set(made)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(made))
         frost = f"; frost is made from {frost_source()}" if "frost" in made else ""
         say(f"Corruptions made on the way (seed {_SEED}): {which}{frost}.")
-        if PUBLISHED_SETS.get(_published_name(name)) is not None and test.shape[0] == 3:
+        if _published_name(name) in PUBLISHED_SETS and test.shape[0] == 3:
             say(f"To make them once for all runs: featureflock data corrupt {_published_name(name)}")
 
 
@@ -264,7 +264,7 @@ def _made(test: TensorExamples, corruption: Name, severity: int, positions: Tens
 def _read(
     held: CorruptedSet, corruption: str, severity: int, test: TensorExamples, positions: Tensor
 ) -> TensorExamples:
-    x = torch.from_numpy(held.pictures(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
+    x = torch.from_numpy(held.images(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
     if x.shape[1:] != test.x.shape[1:]:
         raise ValueError(f"{held.folder} holds pictures of shape {tuple(x.shape[1:])}, not {tuple(test.x.shape[1:])}.")
     return TensorExamples(x, test.labels[positions], normalisation=test.normalisation)

@@ -1,23 +1,24 @@
-"""Corrupted sets for the tests: what somebody downloaded, and what featureflock says of its own."""
+"""Small corrupted sets for tests: published files, and manifests of generated sets."""
 
 import json
 
 import numpy as np
 
 from featureflock.corruptions.files import FORMAT, VERSION
-from helpers.published_formats import collection
+from helpers.published_formats import random_arrays
 
-RAW = collection("cifar10", 10, 7)
-X, Y = RAW["test_x"], RAW["test_y"]
+ARRAYS = random_arrays("cifar10", 10, 7)
+X, Y = ARRAYS["test_x"], ARRAYS["test_y"]
 THREE = ("gaussian_noise", "frost", "contrast")
 
 
-def quiet(text):
+def no_messages(text):
+    """A log function that must not be called."""
     raise AssertionError(text)
 
 
 def published(folder, count=4, severities=5, names=THREE, dtype=np.uint8):
-    """What somebody downloaded."""
+    """Write a set in the published layout, and return its arrays."""
     folder.mkdir()
     rng = np.random.default_rng(1)
     arrays = {name: rng.integers(0, 256, (severities * count, 32, 32, 3)).astype(dtype) for name in names}
@@ -28,5 +29,6 @@ def published(folder, count=4, severities=5, names=THREE, dtype=np.uint8):
 
 
 def manifest(folder, **changes):
-    whole = {"format": FORMAT, "version": VERSION, "severities": [1], "files": {}, "source": "", **changes}
-    (folder / "featureflock.json").write_text(json.dumps(whole))
+    """Write a manifest of a generated set."""
+    content = {"format": FORMAT, "version": VERSION, "severities": [1], "files": {}, "source": "", **changes}
+    (folder / "featureflock.json").write_text(json.dumps(content))

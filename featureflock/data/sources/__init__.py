@@ -1,1 +1,1 @@
-"""Where published data sets come from: registry, download, archives, cache."""
+"""Published data sets: what they contain, where they come from, how they are read and cached."""

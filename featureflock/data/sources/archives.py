@@ -1,4 +1,4 @@
-"""How published data sets lie on disk: which files, in which folder or archive. Archives are read, never extracted."""
+"""Files of published data sets, in a folder or in an archive. Archives are read without extracting them."""
 
 import gzip
 import io
@@ -12,35 +12,39 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-Raw = dict[str, NDArray[np.uint8]]
+Arrays = dict[str, NDArray[np.uint8]]
 """train_x and test_x (N, H, W, C), train_y and test_y (N,)."""
 
-_LARGEST = 1 << 30
-"""No file of these sets has more bytes; one that claims to is not worth the memory."""
+_MAX_BYTES = 1 << 30
+"""Limit of the size of a file, also after decompression; no published file is larger."""
 
 
 @dataclass(frozen=True)
 class DataFile:
+    """The content of a file."""
+
     path: str
-    """For sentences: where it is, also within an archive."""
+    """For messages: the path, including the path within an archive."""
     data: bytes
 
 
 @dataclass(frozen=True)
 class FileLayout:
+    """The files of a data set in one published format."""
+
     files: tuple[str, ...]
     folders: tuple[str, ...]
-    """Where the files may be, seen from the folder that the user names."""
+    """Where the files may be, relative to the folder that the user gives."""
     archive: str
-    """The name of the archive that holds them, as a glob."""
-    read: Callable[[Mapping[str, DataFile], tuple[int, int, int], int], Raw]
-    """From files, (H, W, C) and the number of classes to arrays; a ValueError names the file that is wrong."""
+    """Name of the archive that contains them, as a glob pattern."""
+    read: Callable[[Mapping[str, DataFile], tuple[int, int, int], int], Arrays]
+    """Reads arrays from files, given (H, W, C) and the number of classes; ValueError names a damaged file."""
 
 
-def find(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, dict[str, DataFile]] | None:
-    """The files of the first layout that is complete in a folder or an archive; None if there is nothing like it.
+def find_files(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, dict[str, DataFile]] | None:
+    """Return the files of the first layout that is complete in a folder or archive; None if there are no such files.
 
-    A ValueError names what is missing if files of a layout are there, but not all.
+    Raises ValueError with the missing files if a layout is incomplete.
     """
     incomplete: list[str] = []
     for layout in layouts:
@@ -63,18 +67,18 @@ def find(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, dict[s
     return None
 
 
-def checked_file_labels(values: Iterable[Any], count: int, classes: int, path: str) -> NDArray[np.uint8]:
-    """Labels as bytes, one for each picture, each the number of a class."""
+def label_bytes(values: Iterable[Any], count: int, classes: int, path: str) -> NDArray[np.uint8]:
+    """Return labels as bytes, after checking that there is one class number for each image."""
     try:
         labels = np.asarray(values)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # nested lists of different lengths
         labels = np.empty(0)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{path} is damaged: its labels are not a list of whole numbers.")
+        raise ValueError(f"{path} is damaged: its labels are not a list of integers.")
     if len(labels) != count:
-        raise ValueError(f"{path} is damaged: it has {len(labels):,} labels for {count:,} pictures.")
+        raise ValueError(f"{path} is damaged: it has {len(labels):,} labels for {count:,} images.")
     if count == 0:
-        raise ValueError(f"{path} holds no pictures.")
+        raise ValueError(f"{path} contains no images.")
     if labels.min() < 0 or labels.max() >= classes:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
         raise ValueError(f"{path} is damaged: it has a label {wrong}, and labels are from 0 to {classes - 1}.")
@@ -82,7 +86,7 @@ def checked_file_labels(values: Iterable[Any], count: int, classes: int, path: s
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Plain or gzipped; and some copies of idx files have a dot in place of the hyphen."""
+    """Names of a file: plain or gzipped, and with a dot instead of the hyphen of idx files."""
     dotted = name.replace("-idx", ".idx")
     return tuple(dict.fromkeys((name, f"{name}.gz", dotted, f"{dotted}.gz")))
 
@@ -91,18 +95,18 @@ def _existing(folder: Path, name: str) -> Path | None:
     return next((path for each in _spellings(name) if (path := folder / each).is_file()), None)
 
 
-def _missing(place: Path, layout: FileLayout, found: Iterable[str]) -> str:
-    names = [name for name in layout.files if name not in set(found)]
+def _missing(place: Path, layout: FileLayout, present: Iterable[str]) -> str:
+    names = [name for name in layout.files if name not in set(present)]
     return f"{place} is incomplete: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing."
 
 
 def _read(path: Path) -> DataFile:
     with open(path, "rb") as stream:
-        return DataFile(str(path), _plain(_limited(stream, str(path)), str(path)))
+        return DataFile(str(path), _decompress(_limited(stream, str(path)), str(path)))
 
 
 def _members(archive: Path, names: Sequence[str]) -> dict[str, DataFile]:
-    """Files of a tar archive by the last part of their name, wherever in it they are."""
+    """Read files from a tar archive by their base name, in any folder of it."""
     wanted = {spelling: name for name in names for spelling in _spellings(name)}
     files: dict[str, DataFile] = {}
     try:
@@ -112,24 +116,24 @@ def _members(archive: Path, names: Sequence[str]) -> dict[str, DataFile]:
                 stream = tar.extractfile(member) if name is not None and member.isfile() else None
                 if name is not None and stream is not None and name not in files:
                     path = f"{archive}/{member.name}"
-                    files[name] = DataFile(path, _plain(_limited(stream, path), path))
+                    files[name] = DataFile(path, _decompress(_limited(stream, path), path))
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{archive} is truncated or damaged: it is no whole tar archive.") from error
+        raise ValueError(f"{archive} is truncated or damaged: it is not a complete tar archive.") from error
     return files
 
 
-def _plain(data: bytes, path: str) -> bytes:
+def _decompress(data: bytes, path: str) -> bytes:
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
             return _limited(stream, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is truncated or damaged: it is no whole gzip file.") from error
+        raise ValueError(f"{path} is truncated or damaged: it is not a complete gzip file.") from error
 
 
 def _limited(stream: IO[bytes] | gzip.GzipFile, path: str) -> bytes:
-    data = stream.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{path} has more than {_LARGEST:,} bytes, which no file of this data set has.")
+    data = stream.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"{path} has more than {_MAX_BYTES:,} bytes, which no file of this data set has.")
     return data

@@ -1,13 +1,12 @@
-"""The cache: one safetensors file for each data set, whose digests are checked at every load.
+"""The cache: one safetensors file for each data set, verified by SHA-256 at every load.
 
-Pictures lie in it as (N, H, W, C) bytes, for batched cropping gathers rows of pixels. They are given out as
-(N, C, H, W) with those same strides: PyTorch's channels_last.
+Images are stored as (N, H, W, C) bytes and returned as (N, C, H, W) with the same strides, PyTorch's channels_last,
+because batched cropping gathers whole pixels.
 """
 
 import hashlib
 import json
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from featureflock.data.sources.archives import Raw
-from featureflock.data.sources.registry import known
+from featureflock.data.sources.archives import Arrays
+from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.utils.files import write_atomically
 
 VARIABLE = "FEATUREFLOCK_CACHE"
-"""The environment variable that moves the cache."""
+"""Environment variable with the cache folder."""
 _FORMAT = "featureflock data"
 _VERSION = 1
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -30,23 +29,23 @@ _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 @dataclass(frozen=True)
 class CachedArrays:
-    """A data set in memory: pictures uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
+    """A data set in memory: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
 
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
     published: bool
-    """False for a collection of one's own in the same format."""
+    """False for a custom version in the same format."""
     source: str
-    """Where it came from, in words."""
+    """Where it came from, for messages."""
     digest: str
-    """SHA-256 of the contents: equal for equal pictures and labels, whatever the source."""
+    """SHA-256 of images and labels, equal for every source."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What the cache says that it holds, without reading the pictures."""
+    """Header of a cached data set."""
 
     train: int
     test: int
@@ -56,55 +55,46 @@ class CacheEntry:
 
 
 def cache_folder() -> Path:
-    """$FEATUREFLOCK_CACHE, else the platform's folder for caches; it need not exist yet."""
+    """Return $FEATUREFLOCK_CACHE, or the platform's cache folder; it may not exist yet."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().absolute()
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise ValueError(f"This user has no home folder; set {VARIABLE} to a folder for data sets.") from error
-    system = platform.system()
-    if system == "Windows":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "featureflock"
-    if system == "Darwin":
-        return home / "Library" / "Caches" / "featureflock"
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else home / ".cache") / "featureflock"
+    import pooch  # takes 20 ms
+
+    return Path(pooch.os_cache("featureflock")).expanduser()
 
 
 def path_of(name: str) -> Path:
+    """Return the cache file of a data set."""
     return cache_folder() / f"{name}.safetensors"
 
 
-def store(name: str, raw: Raw, *, source: str, published: bool) -> Path:
-    """Put a data set into the cache, atomically, in place of what is there."""
+def store(name: str, arrays: Arrays, *, source: str, published: bool) -> Path:
+    """Write a data set to the cache, atomically, and return its file."""
     index = {
         "format": _FORMAT,
         "version": _VERSION,
         "name": name,
         "source": source,
         "published": published,
-        "arrays": {key: {"shape": list(raw[key].shape), "sha256": sha256(raw[key])} for key in _ARRAYS},
+        "arrays": {key: {"shape": list(arrays[key].shape), "sha256": sha256(arrays[key])} for key in _ARRAYS},
     }
     text = json.dumps(index, sort_keys=True)
     metadata = {"featureflock": text, "sha256": sha256(text.encode())}
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, safetensors.numpy.save({key: raw[key] for key in _ARRAYS}, metadata))
+    write_atomically(path, safetensors.numpy.save({key: arrays[key] for key in _ARRAYS}, metadata))
     return path
 
 
 def load(name: str) -> CachedArrays:
-    """A data set from the cache, checked against its digests."""
-    facts, path = known(name), path_of(name)
+    """Load a data set from the cache and verify its digests."""
+    published, path = PUBLISHED_SETS[name], path_of(name)
     index, tensors = _read(name, list(_ARRAYS))
+    pinned = (published.sha256 if index["published"] else None) or {}
     for key, tensor in tensors.items():
         digest = sha256(tensor.numpy())
         stored = {"shape": list(tensor.shape), "sha256": digest}
-        pinned = facts.sha256 if index["published"] else None
-        if tensor.dtype != torch.uint8 or stored != index["arrays"][key]:
-            raise _damaged(name, path)
-        if pinned is not None and digest != pinned[key]:
+        if tensor.dtype != torch.uint8 or stored != index["arrays"][key] or digest != pinned.get(key, digest):
             raise _damaged(name, path)
     return CachedArrays(
         train_x=tensors["train_x"].permute(0, 3, 1, 2),
@@ -118,7 +108,7 @@ def load(name: str) -> CachedArrays:
 
 
 def look_up(name: str) -> CacheEntry | None:
-    """What the cache holds of a data set, by its header alone; None if it is not here."""
+    """Return the header of a cached data set; None if it is not cached."""
     try:
         index, _ = _read(name, [])
         size = path_of(name).stat().st_size
@@ -129,31 +119,32 @@ def look_up(name: str) -> CacheEntry | None:
 
 
 def _read(name: str, keys: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    facts, path = known(name), path_of(name)
+    path = path_of(name)
     if not path.is_file():
-        raise FileNotFoundError(f"{facts.title} is not here yet; run: featureflock data get {name}")
+        raise FileNotFoundError(f"{PUBLISHED_SETS[name].title} is not in the cache; run: featureflock data get {name}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text = metadata["featureflock"]
             index = json.loads(text)
-            sound = index["format"] == _FORMAT and metadata["sha256"] == sha256(text.encode())
-            if not sound or index["name"] != name:
+            intact = index["format"] == _FORMAT and metadata["sha256"] == sha256(text.encode())
+            if not intact or index["name"] != name:
                 raise _damaged(name, path)
             if index["version"] != _VERSION:
                 raise ValueError(
-                    f"{path} has format {index['version']} and this version of featureflock reads {_VERSION}; "
+                    f"{path} has format version {index['version']}, but this version of featureflock reads {_VERSION}; "
                     f"run: featureflock data get {name}"
                 )
-            # Copies, so that the file is not held open: Windows could not replace it.
+            # Copies, because Windows cannot replace a file that is mapped.
             return index, {key: file.get_tensor(key).clone() for key in keys}
     except (safetensors.SafetensorError, json.JSONDecodeError, LookupError, TypeError) as error:
         raise _damaged(name, path) from error
 
 
 def _damaged(name: str, path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged: it has not the content that was stored; run: featureflock data get {name}")
+    return ValueError(f"{path} is damaged: its content has changed; run: featureflock data get {name}")
 
 
 def sha256(data: Any) -> str:
+    """Return the SHA-256 of bytes or of a contiguous array."""
     return hashlib.sha256(data).hexdigest()

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100: the official pickles, read without running what a pickle may ask for, and rows of PNGs.
+"""CIFAR-10 and CIFAR-100 files: the official pickles, read without executing them, and PNGs with one image per row.
 
-A pickle is a program. The one that reads them here knows four verbs, all of this file: they build stand-ins of numpy's
-arrays that only keep what they are given. So neither Python's nor numpy's own code sees what a foreign file contains.
+A pickle can run arbitrary code. The unpickler here resolves only the few names that arrays need, to stand-ins defined
+in this file that store their arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
 """
 
 import io
@@ -17,40 +17,40 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from featureflock.data.sources.archives import DataFile, FileLayout, Raw, checked_file_labels
+from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
-def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Raw:
-    """The last file is the test set; a row holds the red, then the green, then the blue pixels of a picture."""
+def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
+    """Read batches, the last of which is the test set; a row has the red, green and blue plane of one image."""
     height, width, channels = shape
     parts = []
     for file in files.values():
         batch = _unpickle(file)
         data, labels = batch.get("data"), batch.get(label_key)
         if not isinstance(data, np.ndarray) or labels is None:
-            raise ValueError(f"{file.path} is no CIFAR batch: it has no {'labels' if labels is None else 'pictures'}.")
+            raise ValueError(f"{file.path} is not a CIFAR batch: it has no {'labels' if labels is None else 'images'}.")
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != math.prod(shape):
             raise ValueError(
-                f"{file.path} holds {data.dtype} {data.shape}; uint8 (N, {math.prod(shape)}) was expected."
+                f"{file.path} contains {data.dtype} {data.shape}; uint8 (N, {math.prod(shape)}) was expected."
             )
         x = data.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
-        parts.append((x, checked_file_labels(labels, len(x), classes, file.path)))
+        parts.append((x, label_bytes(labels, len(x), classes, file.path)))
     return _joined(parts)
 
 
-def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Raw:
-    """Each row of a PNG is one picture in raster order."""
-    pictures = [_png(files[f"{name}.png"], shape) for name in (*_BATCHES, "test_batch")]
-    train, test = np.concatenate(pictures[:-1]), pictures[-1]
+def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
+    """Read PNGs each row of which is one image in raster order."""
+    images = [_png(files[f"{name}.png"], shape) for name in (*_BATCHES, "test_batch")]
+    train, test = np.concatenate(images[:-1]), images[-1]
     labels = []
     for file, x in ((files["train_lables.json"], train), (files["test_lables.json"], test)):
         try:
             values = json.loads(file.data)
-            labels.append(checked_file_labels(values, len(x), classes, file.path))
+            labels.append(label_bytes(values, len(x), classes, file.path))
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
-            raise ValueError(f"{file.path} is truncated or damaged: it is no list of labels in JSON.") from error
+            raise ValueError(f"{file.path} is truncated or damaged: it is not a JSON list of labels.") from error
     return {"train_x": train, "train_y": labels[0], "test_x": test, "test_y": labels[1]}
 
 
@@ -71,8 +71,8 @@ CIFAR10_PNG_ROWS = FileLayout(
 )
 
 
-def _joined(parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> Raw:
-    return {  # concatenate would keep the planes of colour that the pictures are views of
+def _joined(parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> Arrays:
+    return {  # concatenate would keep the strides of colour planes
         "train_x": np.ascontiguousarray(np.concatenate([x for x, _ in parts[:-1]])),
         "train_y": np.concatenate([y for _, y in parts[:-1]]),
         "test_x": np.ascontiguousarray(parts[-1][0]),
@@ -92,31 +92,31 @@ def _png(file: DataFile, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
                     )
                 return np.asarray(image).reshape(-1, *shape)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"{file.path} has more pixels than Pillow takes for safe.") from error
-    except (OSError, SyntaxError, EOFError) as error:  # what Pillow raises for files that are cut short or altered
-        raise ValueError(f"{file.path} is truncated or damaged: it is no whole PNG.") from error
+        raise ValueError(f"{file.path} has more pixels than Pillow considers safe.") from error
+    except (OSError, SyntaxError, EOFError) as error:  # raised by Pillow for truncated or damaged files
+        raise ValueError(f"{file.path} is truncated or damaged: it is not a complete PNG.") from error
 
 
 def _unpickle(file: DataFile) -> dict[str, Any]:
-    """The top-level dictionary, with arrays as numpy arrays; Python 2 left its keys as bytes."""
+    """Return the top-level dictionary with NumPy arrays and string keys (bytes in Python 2)."""
     try:
         loaded = _Unpickler(io.BytesIO(file.data), encoding="bytes").load()
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in loaded.items()}
         return {key: value.array() if isinstance(value, _Array) else value for key, value in batch.items()}
     except _Refused as error:
         raise ValueError(
-            f"{file.path} was refused and not run: it asks for {error}, which no CIFAR batch needs."
+            f"{file.path} was refused and not executed: it asks for {error}, which no CIFAR batch needs."
         ) from None
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise ValueError(f"{file.path} is truncated or damaged: it is no readable CIFAR batch.") from error
+    except Exception as error:  # a damaged pickle can raise any exception
+        raise ValueError(f"{file.path} is truncated or damaged: it is not a readable CIFAR batch.") from error
 
 
 class _Refused(Exception):
-    pass
+    """The pickle names something that arrays do not need."""
 
 
 class _Dtype:
-    """Stands for numpy.dtype; the state's second entry is the byte order."""
+    """Stand-in for numpy.dtype; the second entry of its state is the byte order."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code, self.order = code.decode() if isinstance(code, bytes) else str(code), "|"
@@ -131,7 +131,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for numpy.ndarray; its state is (version, shape, dtype, column-major?, bytes)."""
+    """Stand-in for numpy.ndarray; its state is (version, shape, dtype, column-major?, bytes)."""
 
     def __init__(self, *_: Any) -> None:
         self.state: tuple[Any, ...] = ()
@@ -145,14 +145,14 @@ class _Array:
 
 
 def _from_buffer(data: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str | bytes) -> _Array:
-    """Stands for numpy's _frombuffer, in pickles of protocol 5."""
+    """Stand-in for numpy's _frombuffer, in pickles of protocol 5."""
     array = _Array()
     array.state = (1, shape, dtype, order in ("F", b"F"), data)
     return array
 
 
 def _encode(text: str, encoding: str | bytes) -> bytes:
-    """Stands for _codecs.encode, which writes bytes in Python 3's pickles of protocol 2."""
+    """Stand-in for _codecs.encode, which encodes bytes in Python 3's pickles of protocol 2."""
     if encoding not in ("latin1", b"latin1"):
         raise ValueError(f"no text in {encoding!r}")
     return text.encode("latin1")

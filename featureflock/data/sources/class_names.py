@@ -1,4 +1,4 @@
-"""What the classes of the published data sets are called, in the order of their labels."""
+"""Class names of the published data sets, in the order of their labels."""
 
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle

@@ -1,109 +1,116 @@
-"""Getting a published data set into the cache: from the first source that has it, or from files that the user has."""
+"""Get a published data set into the cache, from the first source that has it or from the user's files.
 
-import hashlib
+get("cifar10")                          download
+get("cifar10", "/data/cifar")           read cifar-10-python.tar.gz, or its content, from a folder
+"""
+
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from featureflock.data.sources import cache
-from featureflock.data.sources.archives import DataFile, Raw, find
-from featureflock.data.sources.download import DownloadProgress, silent
-from featureflock.data.sources.registry import PublishedSet, known
+from featureflock.data.sources.archives import Arrays, DataFile, find_files
+from featureflock.data.sources.class_folders import read_class_folders
+from featureflock.data.sources.download import DownloadProgress, no_progress
+from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
 
 
 def get(
     name: str,
     from_folder: str | os.PathLike[str] | None = None,
-    progress: DownloadProgress = silent,
+    progress: DownloadProgress = no_progress,
     *,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Path:
-    """Put a data set into the cache, if it is not there and sound, and return its file.
+    """Put a data set into the cache, unless it is there and intact, and return its file.
 
-    With `from_folder` it is read from the published files in that folder (extracted, or in their archive), and always
-    replaces what is there. A collection in the same format with other counts than the published ones is kept as what it
-    is, `published=False`; without `from_folder` such a one gives way to the published set.
+    Args:
+        name: of a published set, such as cifar10.
+        from_folder: read the published files in this folder (extracted or in their archive) instead of downloading,
+            and replace what is cached. Files of the same format with another number of images are stored as a custom
+            version, `published=False`, which the next download replaces.
+        progress: called during downloads.
+        log: called with messages.
     """
-    facts = known(name)
+    published = PUBLISHED_SETS[name]
     if from_folder is not None:
-        return _from_folder(name, facts, Path(from_folder).expanduser(), progress, say)
+        return _from_folder(name, published, Path(from_folder).expanduser(), progress, log)
     try:
-        held = cache.load(name)
-        if held.published:
-            say(f"{facts.title} is already here.")
+        if cache.load(name).published:
+            log(f"{published.title} is already in the cache.")
             return cache.path_of(name)
-        say(f"The {facts.title} that is here is not the published one; fetching that.")
+        log(f"The cached {published.title} is a custom version; downloading the published one.")
     except FileNotFoundError:
         pass
     except ValueError as error:
-        say(f"{str(error).split('; run:')[0]}; fetching it again.")
-    return _from_sources(name, facts, progress)
+        log(f"{str(error).split('; run:')[0]}; downloading it again.")
+    return _download(name, published, progress)
 
 
 def _from_folder(
-    name: str, facts: PublishedSet, place: Path, progress: DownloadProgress, say: Callable[[str], None]
+    name: str, published: PublishedSet, folder: Path, progress: DownloadProgress, log: Callable[[str], None]
 ) -> Path:
-    if not place.exists():
-        raise ValueError(f"There is no {place}; give the folder that holds {facts.by_hand}.")
-    raw, published = _read(facts, place, progress)
-    _prepare()
-    path = cache.store(name, raw, source=f"files in {place.absolute()}", published=published)
-    if not published:
-        say(
-            f"Kept, but it is not the published {facts.title}: {len(raw['train_y']):,} + {len(raw['test_y']):,} "
-            f"pictures instead of {facts.train:,} + {facts.test:,}."
+    if not folder.exists():
+        raise ValueError(f"There is no {folder}; give the folder that contains {published.files}.")
+    arrays, is_published = _read(published, folder, progress)
+    _prepare_cache()
+    path = cache.store(name, arrays, source=f"files in {folder.absolute()}", published=is_published)
+    if not is_published:
+        log(
+            f"Stored as a custom version of {published.title}: {len(arrays['train_y']):,} + {len(arrays['test_y']):,} "
+            f"images instead of {published.train:,} + {published.test:,}."
         )
     return path
 
 
-def _from_sources(name: str, facts: PublishedSet, progress: DownloadProgress) -> Path:
-    folder = _prepare()
-    reasons = []
-    for source in facts.sources:
+def _download(name: str, published: PublishedSet, progress: DownloadProgress) -> Path:
+    folder = _prepare_cache()
+    failures = []
+    for source in published.sources:
         try:
             with working_folder(folder) as work:
-                raw, published = _read(facts, source.fetch(work, progress), progress)
-            if not published:
-                raise ValueError(f"it has {len(raw['train_y']):,} + {len(raw['test_y']):,} pictures")
+                arrays, is_published = _read(published, source.fetch(work, progress), progress)
+            if not is_published:
+                raise ValueError(f"it has {len(arrays['train_y']):,} + {len(arrays['test_y']):,} images")
         except (OSError, ValueError) as error:
-            reasons.append(f"{source.words} ({str(error).rstrip('.')})")
+            failures.append(f"{source.title} ({str(error).rstrip('.')})")
         else:
-            return cache.store(name, raw, source=source.words, published=True)
+            return cache.store(name, arrays, source=source.title, published=True)
     raise OSError(
-        f"{facts.title} could not be fetched from {' nor from '.join(reasons)}; bring {facts.by_hand} into a folder "
+        f"{published.title} could not be downloaded from {' or '.join(failures)}; copy {published.files} into a folder "
         f"and run: featureflock data get {name} --from FOLDER"
     )
 
 
-def _read(facts: PublishedSet, place: Path, progress: DownloadProgress) -> tuple[Raw, bool]:
-    """The arrays, and whether they are the published ones: these counts with another content are a damaged copy."""
+def _read(published: PublishedSet, place: Path, progress: DownloadProgress) -> tuple[Arrays, bool]:
+    """Return the arrays, and whether they are the published ones; raise ValueError if they are damaged."""
     progress(0, None, f"reading {place.name or place}")
-    found = find(place, facts.layouts)
-    if found is None:
-        raise ValueError(f"{place} holds no {facts.title}; give the folder that holds {facts.by_hand}.")
-    layout, files = found
-    raw = layout.read(files, facts.shape, facts.classes)
-    if (len(raw["train_y"]), len(raw["test_y"])) != (facts.train, facts.test):
-        return raw, False
-    _check_content(facts, place, files, raw)
-    return raw, True
-
-
-def _check_content(facts: PublishedSet, place: Path, files: Mapping[str, DataFile], raw: Raw) -> None:
-    wrong = [key for key, digest in (facts.sha256 or {}).items() if cache.sha256(raw[key]) != digest]
-    for file, digest in facts.md5.items():
-        if hashlib.md5(files[file].data, usedforsecurity=False).hexdigest() != digest:
-            wrong.append(file)
+    found = find_files(place, published.layouts)
+    arrays: Arrays | None = None
+    files: dict[str, DataFile] = {}
+    if found is not None:
+        layout, files = found
+        arrays = layout.read(files, published.shape, published.classes)
+    elif published.unordered_sha256:
+        arrays = read_class_folders(place, published.class_names, published.shape)
+    if arrays is None:
+        raise ValueError(
+            f"{place} does not contain {published.title}; give the folder that contains {published.files}."
+        )
+    if (len(arrays["train_y"]), len(arrays["test_y"])) != (published.train, published.test):
+        return arrays, False
+    wrong = published.differing(arrays, files)
     if wrong:
         raise ValueError(
-            f"{place} is damaged: it has as many pictures as the published {facts.title}, but other content "
+            f"{place} is damaged: it has as many images as the published {published.title}, but different content "
             f"({', '.join(wrong)})."
         )
+    return arrays, True
 
 
-def _prepare() -> Path:
-    """The cache folder, made if need be and rid of what killed processes left."""
+def _prepare_cache() -> Path:
+    """Create the cache folder and remove what killed processes left in it."""
     folder = cache.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,5 +120,5 @@ def _prepare() -> Path:
             f"The cache folder {folder} cannot be used ({error.strerror}); set {cache.VARIABLE} to another folder."
         ) from error
     if not os.access(folder, os.W_OK):
-        raise OSError(f"The cache folder {folder} cannot be written to; set {cache.VARIABLE} to another folder.")
+        raise OSError(f"The cache folder {folder} is not writable; set {cache.VARIABLE} to another folder.")
     return folder

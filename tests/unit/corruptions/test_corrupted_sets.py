@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 import torch
-from helpers.corrupted_files import THREE, X, Y, manifest, published, quiet
+from helpers.corrupted_files import THREE, X, Y, manifest, no_messages, published
 from PIL import Image
 
 from featureflock.corruptions import (
@@ -26,7 +26,7 @@ from featureflock.corruptions import (
 from featureflock.corruptions.frost import frost_views
 from featureflock.data import Normalisation
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("temp_cache")
 CPU = torch.device("cpu")
 
 
@@ -44,7 +44,7 @@ def test_published_files_are_read_from_the_disk(tmp_path):
     assert held.corruptions == THREE
     assert held.severities == (1, 2, 3, 4, 5)
     assert held.labels.tolist() == [0, 1, 2, 3]
-    third = held.pictures("frost", 3)
+    third = held.images("frost", 3)
     assert isinstance(third, np.memmap)
     assert np.array_equal(third, arrays["frost"][8:12])
     examples = held.examples("contrast", 5, Normalisation.for_bytes((0.5,) * 3, (0.25,) * 3))
@@ -82,7 +82,7 @@ def test_damaged_sets_get_a_sentence(tmp_path, spoil, message):
     published(tmp_path / "c", names=["fog"])
     spoil(tmp_path / "c")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        open_set(tmp_path / "c").pictures("fog", 1)
+        open_set(tmp_path / "c").images("fog", 1)
 
 
 def test_what_is_not_there_gets_a_sentence(tmp_path):
@@ -91,7 +91,7 @@ def test_what_is_not_there_gets_a_sentence(tmp_path):
     published(tmp_path / "c")
     for arguments, message in ((("fog", 1), "has no fog.npy"), (("frost", 6), "severities 1, 2, 3, 4, 5; got 6")):
         with pytest.raises(ValueError, match=message):
-            open_set(tmp_path / "c").pictures(*arguments)
+            open_set(tmp_path / "c").images(*arguments)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -150,7 +150,7 @@ def test_the_size_of_tasks_does_not_change_a_byte(tmp_path, monkeypatch):
     held = open_set(tmp_path / "a")
     assert held.severities == (2, 5)
     chosen = corrupt(x[1000:1002], "fog", 5, seed=0, indices=[1000, 1001])
-    assert np.array_equal(held.pictures("fog", 5)[1000:1002], chosen)
+    assert np.array_equal(held.images("fog", 5)[1000:1002], chosen)
     assert seen[0] == (0, 4400, "impulse_noise")
     assert seen[-1] == (4400, 4400, "fog")
 
@@ -161,16 +161,16 @@ def test_what_is_finished_is_not_made_again_and_what_is_damaged_is(tmp_path, mon
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "c").glob("*noise.npy")}
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(making, "corrupt", lambda images, *_, **__: quiet("made again") if len(images) else None)
-        generate_set(X, Y, tmp_path / "c", progress=lambda *step: seen.append(step), say=quiet, **options)
+        patch.setattr(making, "corrupt", lambda images, *_, **__: no_messages("made again") if len(images) else None)
+        generate_set(X, Y, tmp_path / "c", progress=lambda *step: seen.append(step), log=no_messages, **options)
     assert seen == []
     path = tmp_path / "c" / "frost.npy"
     sound = path.read_bytes()
     path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     (tmp_path / "c" / "contrast.npy").unlink()
-    said = []
-    generate_set(X, Y, tmp_path / "c", progress=lambda *step: seen.append(step), say=said.append, **options)
-    assert said == ["frost.npy is damaged; making it again."]
+    messages = []
+    generate_set(X, Y, tmp_path / "c", progress=lambda *step: seen.append(step), log=messages.append, **options)
+    assert messages == ["frost.npy is damaged; making it again."]
     assert {what for _, _, what in seen} == {"frost", "contrast"}
     assert seen[0][0] == 7
     assert path.read_bytes() == sound
@@ -185,11 +185,11 @@ def test_frost_is_made_again_from_something_better(tmp_path, monkeypatch):
     frost_views.cache_clear()
     if "procedural" in frost_source():
         pytest.skip("the photographs are not installed")
-    said = []
-    generate_set(X, Y, tmp_path / "c", corruptions=["frost"], severities=(1,), workers=1, say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("frost.npy was made from procedural textures")
-    assert "again from the photographs" in said[0]
+    messages = []
+    generate_set(X, Y, tmp_path / "c", corruptions=["frost"], severities=(1,), workers=1, log=messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("frost.npy was made from procedural textures")
+    assert "again from the photographs" in messages[0]
 
 
 def test_other_sets_and_other_peoples_files_are_left_alone(tmp_path):

@@ -174,7 +174,7 @@ def test_frost_is_a_window_of_a_picture_of_frost(photographs, monkeypatch):
     frost_views.cache_clear()
     if not photographs:
         monkeypatch.setattr(frost, "_photographs", lambda: None)
-        assert frost_source() == "procedural textures, as torch-uncertainty-assets is not installed"
+        assert frost_source() == "procedural textures"
     elif "procedural" in frost_source():
         pytest.skip("the photographs are not installed")
     else:

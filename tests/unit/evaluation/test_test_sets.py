@@ -65,7 +65,7 @@ def test_corruptions_made_on_the_way_are_those_of_the_whole_set(colour):
     assert said == ["Corruptions made on the way (seed 0): all."]
 
 
-def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, own_cache):
+def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache):
     before = by_name(colour, FOG, "CIFAR10")
     folder = cache_folder() / "cifar10-c"
     generate_set(
@@ -93,10 +93,10 @@ def published(folder, labels):
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5).astype(np.uint8))
 
 
-def test_published_files_in_the_cache_go_before_made_ones(colour, own_cache):
+def test_published_files_in_the_cache_go_before_made_ones(colour, temp_cache):
     labels = colour.test.labels
-    generate_set(hwc(colour), labels.numpy(), own_cache / "cifar10-c", corruptions=("fog", "brightness"), workers=1)
-    published(own_cache / "cifar10-c-published", labels)
+    generate_set(hwc(colour), labels.numpy(), temp_cache / "cifar10-c", corruptions=("fog", "brightness"), workers=1)
+    published(temp_cache / "cifar10-c-published", labels)
     said = []
     found = by_name(colour, FOG, "CIFAR10", said)
     assert (found["fog-2"].load(torch.tensor([7])).x == 80).all()
@@ -104,8 +104,8 @@ def test_published_files_in_the_cache_go_before_made_ones(colour, own_cache):
     assert len(said) == 2
 
 
-def test_a_set_in_the_cache_that_is_of_other_pictures_is_left_alone(colour, own_cache):
-    published(own_cache / "cifar10-c-published", colour.test.labels.flip(0))
+def test_a_set_in_the_cache_that_is_of_other_pictures_is_left_alone(colour, temp_cache):
+    published(temp_cache / "cifar10-c-published", colour.test.labels.flip(0))
     said = []
     assert by_name(colour, FOG, "CIFAR10", said)["fog-2"].source == "Corrupted pictures: made with seed 0."
     assert said[0] == "Corruptions made on the way (seed 0): all."

@@ -54,7 +54,7 @@ def small_sets(digits: int = 30, pictures: int = 20) -> None:
 # ---- dominoes
 
 
-def test_a_domino_is_a_digit_above_a_picture_of_its_class(own_cache):
+def test_a_domino_is_a_digit_above_a_picture_of_its_class(temp_cache):
     small_sets()
     splits = Dominoes().load()
     for part, size in ((splits.train, 20), (splits.test, 10)):
@@ -80,7 +80,7 @@ def test_pairs_are_drawn_by_the_seed_and_use_every_digit_before_one_again():
     assert sorted(uses[digits == 7].tolist()) == [2, 3, 3, 3]
 
 
-def test_pairs_of_training_and_test_are_drawn_apart(own_cache):
+def test_pairs_of_training_and_test_are_drawn_apart(temp_cache):
     small_sets(600, 300)
     order = [match_digits(torch.arange(300) % 10, torch.arange(150) % 10, 0, part) for part in (0, 1)]
     assert not torch.equal(*order)
@@ -92,9 +92,9 @@ def test_a_class_without_digits_is_refused():
 
 
 @pytest.mark.parametrize(("there", "missing"), [("cifar10", "mnist"), ("mnist", "cifar10")])
-def test_what_is_missing_is_named(own_cache, there, missing):
+def test_what_is_missing_is_named(temp_cache, there, missing):
     small_sets()
-    (own_cache / f"{missing}.safetensors").unlink()
+    (temp_cache / f"{missing}.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=f"featureflock data get {missing}"):
         Dominoes().load()
 
@@ -218,7 +218,7 @@ def test_predictions_on_other_inputs_are_refused():
 # ---- from a run to a page
 
 
-def test_from_training_to_a_report(tmp_path, monkeypatch, own_cache):
+def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
     """A run on two-view digits: what is in the summary is what the functions give; the figure has a dot a member."""
     monkeypatch.chdir(tmp_path)
     flags = ["--members", "3", "--epochs", "2", "--subset", "200"]
@@ -253,7 +253,7 @@ def test_reports_without_views_have_no_such_section(tmp_path):
     assert not (tmp_path / "report" / "views.svg").exists()
 
 
-def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, own_cache):
+def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, temp_cache):
     small_sets(60, 60)
     monkeypatch.chdir(tmp_path)
     train(
