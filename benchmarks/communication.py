@@ -67,7 +67,7 @@ from featureflock.models import CNNConfig, WideResNetConfig
 from featureflock.models.base import ModelConfig
 from featureflock.training import RECIPES, ComputeConfig, Recipe, train
 from featureflock.training.compute import resolve_compute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
 METHODS: tuple[Method, ...] = (FeatureWGD(), FunctionWGD(), WeightWGD(), DeepEnsembles())
@@ -422,7 +422,7 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
     torch.manual_seed(SEED)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
     with join_mesh(shape) as mesh, retained_memory():
-        state = fresh_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
+        state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         x, y = compute.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
         ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
         results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}

@@ -25,7 +25,7 @@ from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import read_run
 from featureflock.models import CNNConfig
 from featureflock.training import RECIPES, ComputeConfig, train
-from featureflock.training.build import forward_flop
+from featureflock.training.build import forward_flops
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def _row(folder: Path, at: float) -> dict[str, Any]:
 def member_flop(ens: Ensemble, shape: tuple[int, ...]) -> int:
     """FLOPs of one member's forward pass on one example, with its head."""
     head = ens.head[0] if isinstance(ens.head, torch.nn.ModuleList) else ens.head
-    return forward_flop(torch.nn.Sequential(ens.extractors[0], head), torch.zeros(1, *shape))
+    return forward_flops(torch.nn.Sequential(ens.extractors[0], head), torch.zeros(1, *shape))
 
 
 def _quick_runs(folder: Path) -> list[Path]:

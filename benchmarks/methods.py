@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import CifarResNetConfig, MLPConfig, ModelConfig, WideResNetConfig
 from featureflock.training import Recipe, ResolvedCompute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED = 0
 BATCH = 128
@@ -112,7 +112,7 @@ def _training(configuration: Configuration, method: Method) -> Callable[[], None
             train_size=50_000,
         )
     )
-    state = fresh_state(Recipe(method=method), ens)
+    state = initial_state(Recipe(method=method), ens)
     torch.manual_seed(SEED)
     x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(configuration.classes, (BATCH,))
 

@@ -26,7 +26,7 @@ from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method,
 from featureflock.models import WideResNetConfig
 from featureflock.training import ComputeConfig, Recipe
 from featureflock.training.compute import resolve_compute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED, BATCH, CLASSES = 0, 128, 10
 LIMITS = {FeatureWGD: (0.01, 0.03), FunctionWGD: (0.01, 0.03), WeightWGD: (0.1, 0.1)}
@@ -126,7 +126,7 @@ def _step(
         extractor, lambda: nn.Linear(64 * network.width, CLASSES), members=members, seed=SEED, train_size=50_000
     )
     resolved = resolve_compute(compute, "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), resolved.prepare(ens))
+    state = initial_state(Recipe(method=method), resolved.prepare(ens))
     torch.manual_seed(SEED)
     x, y = resolved.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(CLASSES, (BATCH,))
 

@@ -29,7 +29,7 @@ from featureflock.methods import FeatureWGD
 from featureflock.models import WideResNetConfig
 from featureflock.training import ComputeConfig, Recipe
 from featureflock.training.compute import resolve_compute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED, BATCH = 0, 128
 T = TypeVar("T")
@@ -100,7 +100,7 @@ def _train(
     torch.manual_seed(SEED)
     x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
     with join_mesh() as mesh, retained_memory():
-        state = fresh_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
+        state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()
             method.loss(ens, x, y).loss.backward()

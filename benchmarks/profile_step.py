@@ -22,7 +22,7 @@ from featureflock.methods import DeepEnsembles
 from featureflock.models import WideResNetConfig
 from featureflock.training import ComputeConfig, Recipe
 from featureflock.training.compute import resolve_compute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED, BATCH = 0, 128
 KINDS: dict[str, Callable[[str], bool]] = {
@@ -73,7 +73,7 @@ def _profile(network: WideResNetConfig, ours: bool, compile: bool) -> dict[str, 
         channels_last="on" if ours else "off", compile="on" if compile else "off", execution="sequential"
     )
     resolved = resolve_compute(compute, "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), resolved.prepare(ens))
+    state = initial_state(Recipe(method=method), resolved.prepare(ens))
     x, y = resolved.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 
     def step() -> None:

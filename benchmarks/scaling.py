@@ -27,7 +27,7 @@ from featureflock.methods import DeepEnsembles, FeatureWGD, Method
 from featureflock.models import CNNConfig
 from featureflock.training import ComputeConfig, Recipe
 from featureflock.training.compute import resolve_compute
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 SEED, BATCH = 0, 64
 
@@ -111,7 +111,7 @@ def _step(method: Method, network: CNNConfig, members: int) -> Callable[[], None
         lambda: network.extractor((3, 32, 32)), lambda: network.head(made, 10), members=members, seed=SEED
     )
     compute = resolve_compute(ComputeConfig(compile="off", execution="sequential"), "float32", ens, lambda: 0.0)
-    state = fresh_state(Recipe(method=method), compute.prepare(ens))
+    state = initial_state(Recipe(method=method), compute.prepare(ens))
     torch.manual_seed(SEED)
     x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
 

@@ -208,4 +208,8 @@ def _fill(into: Ensemble, saved: dict[str, Tensor], folder: Path) -> None:
             )
     with torch.no_grad():
         for name, tensor in own.items():
+            if saved[name].stride() != tensor.stride():  # the memory format selects the kernels, and so the rounding
+                tensor.data = torch.empty_strided(
+                    tensor.shape, saved[name].stride(), dtype=tensor.dtype, device=tensor.device
+                )
             tensor.copy_(saved[name])

@@ -23,7 +23,7 @@ from featureflock.evaluation.run_metrics import compare, measure_run, remarks
 from featureflock.evaluation.runs import RunGroup, TrainedRun, read_run, settings
 from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet
 from featureflock.training.compute import ComputeConfig
-from featureflock.training.recipe import differences
+from featureflock.training.recipe import recipe_differences
 from featureflock.utils.provenance import provenance
 
 EvaluationProgress = Callable[[int, int, str], None]
@@ -166,7 +166,7 @@ def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
     for run, other in zip(runs[1:], others, strict=True):
         if other != first and run.data().load().test.identity() != splits.test.identity():
             raise ValueError(
-                f"{runs[0]} and {run} have other test sets ({'; '.join(differences(first, other, 'data'))}); evaluate "
+                f"{runs[0]} and {run} have other test sets ({'; '.join(recipe_differences(first, other, 'data'))}); evaluate "
                 "them apart."
             )
     return splits, str(first["class"])

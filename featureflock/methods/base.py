@@ -156,6 +156,20 @@ def check_non_negative(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
 
 
+def check_loss_output(output: object, method: Method, members: int, examples: int) -> LossOutput:
+    """Raise ValueError unless `output` is a LossOutput of a scalar and outputs (n, B, C)."""
+    got = type(output).__name__
+    if isinstance(output, LossOutput):
+        if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
+            return output
+        name, tensor = ("outputs", output.outputs) if output.loss.ndim == 0 else ("a loss", output.loss)
+        got = f"{name} of shape {tuple(tensor.shape)}"
+    raise ValueError(
+        f"{type(method).__name__}.loss must return LossOutput(loss, outputs), a scalar and the members' logits "
+        f"({members}, {examples}, classes); got {got}."
+    )
+
+
 def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
     """−(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the loss that a particle layer expects."""
     logits = ens(x)

@@ -56,8 +56,8 @@ def facts(provenance: dict[str, Any]) -> Facts:
         ("machine", ", ".join(str(part) for part in parts if part)),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
-    if "setup" in provenance:
-        found.append(("computed", ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in provenance["setup"].items())))
+    if "compute" in provenance:
+        found.append(("computed", ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in provenance["compute"].items())))
     return [(name, text) for name, text in found if text]
 
 

@@ -8,7 +8,7 @@ import torch
 from featureflock.data import HeldOut
 from featureflock.models import ModelConfig
 from featureflock.training import Recipe
-from featureflock.training.build import forward_flop
+from featureflock.training.build import forward_flops
 
 _A100 = 312e12 * 0.3
 """FLOPs per second of an A100: its bfloat16 peak at an assumed utilisation of 30 %."""
@@ -45,7 +45,7 @@ def training_flops(recipe: Recipe) -> float:
 @lru_cache
 def _forward_flops(model: ModelConfig, shape: tuple[int, ...]) -> int:
     with torch.device("meta"):  # counts operations without computing them
-        return forward_flop(model.extractor(shape), torch.zeros(1, *shape))
+        return forward_flops(model.extractor(shape), torch.zeros(1, *shape))
 
 
 def _duration(seconds: float) -> str:

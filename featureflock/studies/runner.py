@@ -28,7 +28,6 @@ from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
 from featureflock.studies.study import Row, Scale, Study
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
-from featureflock.training.recipe import describe
 from featureflock.training.run_folder import RunFolder, RunLockedError
 from featureflock.utils.provenance import provenance
 
@@ -283,6 +282,6 @@ def _largest(recipe: Recipe, recipes: Sequence[Recipe]) -> Recipe:
 
 def _folder_name(recipe: Recipe) -> str:
     """The method, a hash of the recipe without its seed, and the seed."""
-    content = json.dumps(describe(replace(recipe, seed=0)), sort_keys=True)
+    content = json.dumps(replace(recipe, seed=0).to_json(), sort_keys=True)
     method = recipe.method.title.lower().replace(" ", "-")
     return f"{method}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-seed{recipe.seed}"

@@ -21,7 +21,6 @@ from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.methods import FeatureMAP, FeatureWGD, Method
 from featureflock.models import CNNConfig, FastCNNConfig, ResNetConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
-from featureflock.training.recipe import describe
 from featureflock.utils.registry import Registry
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -124,7 +123,7 @@ class Study:
         distinct: dict[str, tuple[Row, Recipe]] = {}
         for row in self.rows:
             recipe = shrink[scale](row.recipe) if scale in shrink else row.recipe
-            distinct.setdefault(json.dumps(describe(recipe), sort_keys=True), (row, recipe))
+            distinct.setdefault(json.dumps(recipe.to_json(), sort_keys=True), (row, recipe))
         return list(distinct.values())
 
     def seeds_at(self, scale: Scale) -> int:

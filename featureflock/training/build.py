@@ -1,56 +1,72 @@
-"""What is made of a recipe before it is trained: its ensemble, and how much work that will be."""
+"""Ensembles from recipes: new ones, and those of finished runs."""
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.data import Examples, Splits, permutation
+from featureflock.data import Examples, InputFormat, Splits, Stream, permutation
 from featureflock.ensemble.ensemble import Ensemble, eval_mode
-from featureflock.training.recipe import Recipe
-
-SAMPLE = 3
-"""Which random numbers draw the examples that networks are fitted to; 1 and 2 are the loop's."""
+from featureflock.ensemble.saving import load
+from featureflock.training.recipe import Recipe, UnregisteredComponentError
+from featureflock.training.run_folder import RunFolder
 
 
 def build(recipe: Recipe, splits: Splits) -> Ensemble:
-    """The recipe's ensemble for these data, freshly initialised."""
-    shape = splits.train.shape
-    made: list[nn.Module] = []
-
-    x = _sample(splits.train, recipe.model.fit_examples)
-
-    def make_extractor() -> nn.Module:
-        made.append(recipe.model.extractor(shape))
-        if x is not None:
-            recipe.model.fit(made[-1], x)
-        return made[-1]
-
-    def make_head() -> nn.Module:
-        return recipe.model.head(made[-1], splits.classes)
-
-    size = len(splits.train)
-    return recipe.method.build(make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=size)
+    """Build the ensemble of a recipe for its data, randomly initialised."""
+    sample = _fit_sample(splits.train, recipe.model.fit_examples)
+    return _build(recipe, splits.train.shape, splits.classes, len(splits.train), sample)
 
 
-def _sample(examples: Examples, count: int) -> Tensor | None:
-    """Some training inputs, always the same ones of the same data; None if none are asked for or can be read."""
-    if not count:
-        return None
-    positions = permutation(len(examples), SAMPLE)[:count].sort().values
-    x = next(iter(examples.batches([positions], torch.device("cpu")))).x
-    return x if len(x) else None
+def rebuild(run: RunFolder) -> Ensemble:
+    """Build the ensemble of a finished run from recipe.json and load its weights; predictions are bit-identical.
+
+    A run with components that are not registered is loaded by `featureflock.load`, which needs their classes imported.
+    """
+    try:
+        recipe = Recipe.from_json(run.read("recipe.json"))
+    except UnregisteredComponentError:
+        return load(run.ensemble)
+    inputs = InputFormat.from_json(run.read("inputs.json"))
+    ens = _build(recipe, inputs.shape, inputs.classes, run.read("result.json")["train"]["examples"], None)
+    return load(run.ensemble, into=ens)
 
 
-def multiplications(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
-    """Multiplications of the whole run, roughly: a backward pass takes twice as many as a forward pass."""
+def training_flops(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
+    """Approximate FLOPs of a training run; a backward pass takes twice as many as a forward pass."""
     x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
-    if not len(x):  # none of them can be read; the loop will say so
+    if not len(x):  # unreadable; the training loop reports it
         return 0.0
-    return 3 * forward_flop(ens.extractors[0], x) / 2 * len(ens) * len(examples) * recipe.epochs
+    return 3.0 * forward_flops(ens.extractors[0], x) * len(ens) * len(examples) * recipe.epochs
 
 
-def forward_flop(network: nn.Module, x: Tensor) -> int:
-    """Floating-point operations of the products in one forward pass, two for each multiplication."""
+def forward_flops(network: nn.Module, x: Tensor) -> int:
+    """FLOPs of the matrix products and convolutions in one forward pass, two for each multiply-add."""
     with torch.no_grad(), eval_mode(network), FlopCounterMode(display=False) as counter:
         network(x)
     return int(counter.get_total_flops())
+
+
+def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int, sample: Tensor | None) -> Ensemble:
+    extractors: list[nn.Module] = []
+
+    def make_extractor() -> nn.Module:
+        extractors.append(recipe.model.extractor(shape))
+        if sample is not None:
+            recipe.model.fit(extractors[-1], sample)
+        return extractors[-1]
+
+    def make_head() -> nn.Module:
+        return recipe.model.head(extractors[-1], classes)
+
+    return recipe.method.build(
+        make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=train_size
+    )
+
+
+def _fit_sample(examples: Examples, count: int) -> Tensor | None:
+    """The training inputs that models are fitted to, a function of the data only; None if there are none."""
+    if not count:
+        return None
+    positions = permutation(len(examples), Stream.DATA_DEPENDENT_INIT)[:count].sort().values
+    x = next(iter(examples.batches([positions], torch.device("cpu")))).x
+    return x if len(x) else None

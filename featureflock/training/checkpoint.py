@@ -1,112 +1,98 @@
-"""Checkpoints: one safetensors file each, whole or not at all, with a digest of its content; the last two are kept.
+"""Checkpoints of a training run: one safetensors file each, written atomically; the last two are stored.
 
-The file holds every tensor that the rest of the run depends on, and in its header the facts that say where it stands.
-Random numbers need no keeping: each step's are a function of the seed and the step.
+A file holds every tensor that the rest of the run depends on, and its metadata the progress of the run and a digest of
+the content. A damaged checkpoint is renamed and reported, and the previous one is used. Random states need not be
+stored: the random numbers of a step are a function of the seed and the step.
 """
 
 import hashlib
 import json
 import re
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from featureflock.data import content_digest
-from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.files import atomic_path, clear_partials
 
 _NAME = re.compile(r"checkpoint-(\d{9})\.safetensors")
-_FORMAT = 1
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
+_FORMAT = "2"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """Tensors and metadata of a run after one of its steps."""
+
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
-    """JSON: where the run stands, and what run it is."""
+    metadata: dict[str, Any]
+    """JSON: the identity of the run, and its progress."""
 
 
 def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     """Write the checkpoint of a step, then remove all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
-    facts = json.dumps(checkpoint.facts)
-    digest = _digest(tensors, facts)
-    write_atomically(folder / f"checkpoint-{step:09d}.safetensors", _serialised(tensors, facts, digest))
-    clear_partials(folder, age=0)  # the run is locked: nobody else is writing here
-    for path in _all(folder)[:-2]:
-        path.unlink(missing_ok=True)
+    tensors = _separate({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()})
+    text = json.dumps(checkpoint.metadata)
+    header = {"format": _FORMAT, "metadata": text, "sha256": _digest(tensors, text)}
+    with atomic_path(folder / f"checkpoint-{step:09d}.safetensors") as path:
+        try:
+            save_file(tensors, path, header)
+        except safetensors.SafetensorError as error:  # such as a full disk
+            raise OSError(str(error)) from error
+    clear_partials(folder, age=0)  # the run is locked: no other process writes here
+    for old in _paths(folder)[:-2]:
+        old.unlink(missing_ok=True)
 
 
 def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint, or None if there is none at all, and what has to be said of damaged ones.
+    """Return the newest intact checkpoint, or None if there is none, and messages about damaged ones.
 
-    A damaged file is renamed, so that it is never taken for one of the last two.
+    A damaged file is renamed, so that it does not count as one of the last two.
     """
-    paths = _all(folder) if folder.is_dir() else []
-    notes: list[str] = []
-    for path in reversed(paths):
+    messages: list[str] = []
+    for path in reversed(_paths(folder) if folder.is_dir() else []):
         try:
             checkpoint = _read(path)
         except (ValueError, LookupError, safetensors.SafetensorError):
             path.rename(path.with_suffix(".damaged"))
-            notes.append(f"{path} is damaged and was set aside; the checkpoint before it is used.")
+            messages.append(f"{path} is damaged and was renamed; using the previous checkpoint.")
         else:
-            return checkpoint, notes
+            return checkpoint, messages
     if folder.is_dir() and any(folder.glob("*.damaged")):
-        raise ValueError(f"No checkpoint in {folder} is sound; start again in another folder.")
+        raise ValueError(f"All checkpoints in {folder} are damaged; start again in another folder.")
     return None, []
 
 
-def _all(folder: Path) -> list[Path]:
+def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _digest(tensors: dict[str, Tensor], facts: str) -> str:
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with an earlier one, such as tied weights, which safetensors refuses."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return separate
+
+
+def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
     names = sorted(tensors)
     content = content_digest(*(tensors[name] for name in names))
-    return hashlib.sha256((facts + json.dumps(names) + content).encode()).hexdigest()
-
-
-def _serialised(tensors: dict[str, Tensor], facts: str, digest: str) -> Iterator[bytes]:
-    """The safetensors format, piece by piece, so that no second copy of everything is made."""
-    header: dict[str, Any] = {"__metadata__": {"format": str(_FORMAT), "facts": facts, "sha256": digest}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for tensor in tensors.values():
-        yield tensor.reshape(-1).view(torch.uint8).numpy().data  # type: ignore[misc]
+    return hashlib.sha256((metadata + json.dumps(names) + content).encode()).hexdigest()
 
 
 def _read(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
+        header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-    if metadata["format"] != str(_FORMAT):
-        raise ValueError(f"{path} has another format.")
-    if metadata["sha256"] != _digest(tensors, metadata["facts"]):
+    if header["format"] != _FORMAT or header["sha256"] != _digest(tensors, header["metadata"]):
         raise ValueError(f"{path} is damaged.")
-    return Checkpoint(tensors, json.loads(metadata["facts"]))
+    return Checkpoint(tensors, json.loads(header["metadata"]))

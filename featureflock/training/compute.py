@@ -1,7 +1,7 @@
-"""How a recipe is computed on a machine: device, memory format, compilation, precision.
+"""How a recipe is computed: device, memory format, compilation, precision, processes.
 
-None of it changes the mathematics, but each changes the rounding, so what was chosen is kept with the run. "auto"
-stands for what measured fastest (docs/decisions.md).
+None of it changes the mathematics, but all of it changes rounding, so the choices are stored with each run. "auto" is
+the option that measured fastest (docs/decisions.md).
 """
 
 import math
@@ -23,25 +23,29 @@ from featureflock.training.recipe import Precision
 
 Switch = Literal["auto", "on", "off"]
 
+_COMPILE_FLOPS = {"cpu": 2e13, "cuda": 2e15}
+"""FLOPs from which compiling pays off. It takes most of a minute and reduces training time on a CPU by a quarter
+(docs/speed.md). The value for CUDA is a guess."""
+
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """Switches of the machinery."""
+    """Options that affect speed and rounding only."""
 
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if there is one, else the CPU."""
+    """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if available, otherwise the CPU."""
     channels_last: Switch = "auto"
-    """Keep pictures as pixels with all their channels, which convolutions like; auto: where there are convolutions."""
+    """Store images in the channels_last memory format; auto: if the network has convolutions."""
     compile: Switch = "auto"
-    """Compile the members with torch.compile, one graph for all; auto: if that pays for itself within the run."""
+    """Compile the members with torch.compile, one graph for all; auto: if it pays off within the run."""
     execution: Execution = "sequential"
-    """Members one after another; all in one call; or with the activations of one member alive at a time."""
+    """Compute members one after another, all in one vectorised call, or with one member's activations at a time."""
     mesh: MeshShape = MeshShape()
-    """Processes that share the work; see docs/scaling.md."""
+    """Processes that share the work, started with torchrun (docs/scaling.md)."""
     checkpoint_minutes: float = 5.0
-    """Minutes between checkpoints within an epoch; there is always one at the end of each."""
+    """Minutes between checkpoints within an epoch. There is always one at the end of each epoch."""
     test_every: int = 0
-    """Also measure on the test set after every so many epochs; 0 for the end of training only."""
+    """Evaluate on the test set every this many epochs; 0: only at the end of training."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint_minutes >= 0 or self.test_every < 0:
@@ -69,77 +73,90 @@ class ResolvedCompute:
         return ", ".join(parts + [f"{self.threads} thread{'s' * (self.threads > 1)}"] * (self.device == "cpu"))
 
     def to_json(self) -> dict[str, Any]:
+        """Fields as plain JSON types."""
         return asdict(self)
 
     def prepare(self, ens: Ensemble) -> Ensemble:
-        """Move an ensemble to the device, in the memory format, and compile its members."""
+        """Move an ensemble to the device and memory format, and compile its members."""
         ens.to(self.device)
         if self.channels_last:
             ens.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         ens.execution = self.execution
         if self.compile:
-            # Members have the same code, so the graph of the first serves all.
-            options = _compiler_options(self)
-            for extractor in ens.extractors:
+            options = self._compiler_options()
+            for extractor in ens.extractors:  # members have the same code, so all use the graph of the first
                 extractor.compile(dynamic=False, options=options)
         return ens
 
     def inputs(self, x: Tensor) -> Tensor:
+        """Convert inputs to the memory format."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
     @contextmanager
     def computing(self, full_batch: bool) -> Iterator[None]:
-        """Autocast where it is wanted. The odd batch at the end of an epoch is not worth a graph of its own."""
+        """Context of a forward pass: autocast, and no compilation of another graph for a smaller batch."""
         eager = torch.compiler.set_stance("force_eager") if self.compile and not full_batch else nullcontext()
         with eager, torch.autocast(torch.device(self.device).type, torch.bfloat16, self.precision == "bfloat16"):
             yield
 
+    def _compiler_options(self) -> dict[str, Any]:
+        if self.device == "cpu" and self.channels_last:
+            from featureflock import cpu_kernels  # imports the compiler, which takes a second
+
+            if cpu_kernels.is_worthwhile():
+                return {"post_grad_custom_pre_pass": cpu_kernels.faster_convolutions}
+        return {}
+
 
 def resolve_compute(
-    compute: ComputeConfig, precision: Precision, ens: Ensemble, work: Callable[[], float]
+    compute: ComputeConfig, precision: Precision, ens: Ensemble, flops: Callable[[], float]
 ) -> ResolvedCompute:
-    """Decide what is "auto"; `work` tells how many multiplications the whole run takes, roughly."""
-    name = compute.device if compute.device != "auto" else _best_device()
+    """Resolve every `auto`.
+
+    Args:
+        compute: the configuration.
+        precision: precision of the recipe.
+        ens: the ensemble to compute.
+        flops: returns the approximate FLOPs of the run; called only if the choice depends on it.
+    """
+    name = compute.device if compute.device != "auto" else _default_device()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"The device {name} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"The device {name} is not available: {str(error).splitlines()[0]}") from error
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
     if compute.compile == "on" and compute.execution != "sequential":
-        raise ValueError(f"--compile on and --execution {compute.execution} do not go together; leave one of them out.")
+        raise ValueError(f"--compile on does not work with --execution {compute.execution}; leave one of them out.")
     if compute.compile == "on" and device.type == "cpu" and not can_compile(device):
-        raise ValueError("--compile on needs a C++ compiler (g++ or clang++), and there is none; leave it out.")
-    compilable = compute.execution == "sequential" and can_compile(device)
+        raise ValueError("--compile on needs a C++ compiler (g++ or clang++), which was not found; leave it out.")
+    can_auto_compile = compute.execution == "sequential" and can_compile(device)
     return ResolvedCompute(
         device=str(device),
         precision=precision,
         channels_last=compute.channels_last == "on" or (compute.channels_last == "auto" and convolutions),
         compile=compute.compile == "on"
-        or (compute.compile == "auto" and compilable and work() > _WORTH_COMPILING.get(device.type, math.inf)),
+        or (compute.compile == "auto" and can_auto_compile and flops() > _COMPILE_FLOPS.get(device.type, math.inf)),
         execution=compute.execution,
         threads=torch.get_num_threads(),
     )
 
 
-def _best_device() -> str:
+def faster_processes(compute: ComputeConfig, resolved: ResolvedCompute, members: int) -> int:
+    """Number of CPU processes that would train faster than one, or 1.
+
+    Threads synchronise after every operation, processes twice per step. On two threads, two processes are 6 to 8 %
+    faster (docs/speed.md), for compiled convolutional networks whose members can be divided equally.
+    """
+    default = compute.mesh == MeshShape() and not launched_by_torchrun()
+    if default and resolved.device == "cpu" and resolved.compile and resolved.channels_last:
+        return math.gcd(members, resolved.threads)
+    return 1
+
+
+def _default_device() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if launched_by_torchrun() else "cuda"
-
-
-_WORTH_COMPILING = {"cpu": 1e13, "cuda": 1e15}
-"""Multiplications from which on compiling pays for itself: it takes the better part of a minute, and saves a CPU a
-quarter of its time (docs/speed.md). The number for CUDA is a guess that nothing was measured for."""
-
-
-def _compiler_options(setup: ResolvedCompute) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if setup.device == "cpu" and setup.channels_last:
-        from featureflock import cpu_kernels as native  # imports the compiler, which takes a second
-
-        if native.is_worthwhile():
-            options["post_grad_custom_pre_pass"] = native.faster_convolutions
-    return options

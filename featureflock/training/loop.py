@@ -1,8 +1,8 @@
-"""The training loop: any method, any data, any network. It can be stopped at any moment and goes on to the same bits.
+"""The training loop, for any method, data and network. A run can be stopped at any time and resumed bit-identically.
 
-Everything random is a function of the seed and of what it is for: the order of epoch e of (seed, e), the augmentation
-of a picture of (seed, e, index), dropout in step t of (seed, t). With the weights, running statistics and momentum of
-a checkpoint, the rest of a run is what it would have been.
+Random numbers are a function of the seed and their purpose: the order of epoch e of (seed, e), the augmentation of an
+image of (seed, e, index), dropout in step t of (seed, t). So weights, running statistics and optimiser state determine
+the rest of a run.
 
 Shapes: n members, B examples, C classes.
 """
@@ -22,25 +22,32 @@ from torch import Tensor
 
 from featureflock.core.transport import NonFiniteError
 from featureflock.cpu_kernels.malloc import retained_memory
-from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, permutation, random_bits
+from featureflock.data import (
+    Batch,
+    EpochKey,
+    Examples,
+    InputFormat,
+    Splits,
+    Stream,
+    TensorExamples,
+    permutation,
+    random_bits,
+)
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.saving import save
-from featureflock.methods import LossOutput, Method
+from featureflock.methods.base import check_loss_output
 from featureflock.training import checkpoint as checkpoints
-from featureflock.training.build import build, multiplications
-from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
-from featureflock.training.recipe import Recipe, describe, differences
+from featureflock.training.build import build, training_flops
+from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
+from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan
 from featureflock.training.run_folder import RunFolder
 from featureflock.training.signals import SignalFlag, TrainingInterrupted, deferred_signals
-from featureflock.training.state import State, fresh_state, non_finite_members
-from featureflock.training.validation import DivergenceError, measure
+from featureflock.training.state import State, initial_state, non_finite_members
+from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
-
-_ORDER, _STEP = 1, 2
-"""Which random numbers are for what; 3 is building.py's."""
 
 
 def train(
@@ -51,18 +58,24 @@ def train(
     resume: bool = False,
     reporter: Reporter = Reporter(),
 ) -> dict[str, Any]:
-    """Train an ensemble, in a folder that will hold all about it (see run_folder.py); returns what is in result.json.
+    """Train an ensemble and return the content of result.json.
+
+        result = train(RECIPES["digits"].recipe, "runs/digits")
+        ens = featureflock.load("runs/digits/ensemble")
 
     Args:
         recipe: what to train.
-        folder: new, or with `resume` that of a run of the same recipe, which goes on from its last checkpoint.
-        compute: how to compute it.
-        reporter: what to tell a person meanwhile.
+        folder: folder of the run (see run_folder.py). New, or with `resume` that of an unfinished run of this recipe.
+        compute: device, precision, processes and other options that do not change the mathematics.
+        resume: continue from the last checkpoint, if there is one.
+        reporter: receives progress.
 
-    Raises `Stopped` on Ctrl-C or SIGTERM, after writing a checkpoint, and `Diverged` if the loss is not finite.
+    Raises:
+        TrainingInterrupted: on Ctrl-C or SIGTERM, after a checkpoint was written.
+        DivergenceError: if a loss or weight is not finite.
     """
     with join_mesh(compute.mesh) as mesh:
-        # What torchrun starts again goes on with what it had begun. A host whose own were well does not count it.
+        # After a failure torchrun restarts all ranks. Those of a host without a failure are not counted as restarted.
         resume = resume or bool(mesh.world.max(torch.tensor(int(restarted_by_torchrun()))))
         reporter = reporter if mesh.is_rank_zero else Reporter()
         return _train(recipe, RunFolder(Path(folder)), compute, resume, reporter, mesh)
@@ -71,76 +84,94 @@ def train(
 def _train(
     recipe: Recipe, run: RunFolder, compute: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> dict[str, Any]:
-    description = describe(recipe)
-    finished = mesh.on_rank_zero(lambda: run.check(description, resume))
-    if finished is not None:
-        reporter.note(f"{run} is finished already.")
-        return finished
+    recipe_json = recipe.to_json()
+    result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))
+    if result is not None:
+        reporter.log(f"{run} is already finished.")
+        return result
     splits = mesh.rank_zero_first(recipe.splits)
-    taken = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
-    _check_parts(recipe, taken, mesh)
+    examples = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
+    _check_batches(recipe, examples, mesh)
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
-    setup = resolve_compute(compute, recipe.precision, ens, lambda: multiplications(recipe, ens, splits.train))
+    resolved = resolve_compute(compute, recipe.precision, ens, lambda: training_flops(recipe, ens, splits.train))
     environment = provenance()
-    where = {**setup.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
+    platform = {**resolved.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
-        where["mesh"] = str(mesh)
-    facts = {"recipe": description, "data": splits.train.digest(), "where": where}
-    state = fresh_state(recipe, setup.prepare(ens.shard(mesh)))
+        platform["mesh"] = str(mesh)
+    identity = {"recipe": recipe_json, "data": splits.train.digest(), "compute": platform}
+    state = initial_state(recipe, resolved.prepare(ens.shard(mesh)))
     with ExitStack() as stack:
         mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
-        finished = mesh.on_rank_zero(lambda: run.check(description, resume))  # again: others may have begun meanwhile
-        if finished is not None:
-            return finished
-        notes = mesh.rank_zero_first(lambda: _go_on(run, state, facts))
+        result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have been faster
+        if result is not None:
+            return result
+        messages = mesh.rank_zero_first(lambda: _restore_checkpoint(run, state, identity))
         if int(mesh.world.max(torch.tensor(state.step))) != state.step:
-            raise ValueError(f"{run} must be in a folder that all hosts share; here its checkpoint is not to be found.")
+            raise ValueError(f"{run} must be a folder that all hosts share; this host does not see its checkpoint.")
         if resume and state.step == 0:
-            notes.append("There is no checkpoint yet: starting from the beginning.")
+            messages.append("There is no checkpoint yet; starting from the beginning.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
-        for text in (*notes, f"Computing on{processes} {setup}."):
-            reporter.note(text)
-        mesh.on_rank_zero(lambda: _begin(run, state, description, {**environment, "setup": where}, splits))
-        steps = math.ceil(taken / recipe.batch)
+        for text in (*messages, f"Computing on{processes} {resolved}."):
+            reporter.log(text)
+        started = {**environment, "compute": platform, "from_step": state.step}
+        mesh.on_rank_zero(lambda: _write_start(run, state.epoch, recipe_json, splits, started))
+        faster = faster_processes(compute, resolved, len(ens)) if isinstance(splits.train, TensorExamples) else 1
         try:
-            reporter.start(RunPlan(recipe.epochs, steps, taken, state.step, state.epoch))
-            with deferred_signals() as interrupts, torch.random.fork_rng(_gpus(setup)), retained_memory():
-                loop = _Loop(recipe, compute, setup, run, facts, splits, state, reporter, interrupts, mesh)
+            steps = math.ceil(examples / recipe.batch)
+            reporter.start(RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster))
+            with deferred_signals() as signals, torch.random.fork_rng(_gpus(resolved)), retained_memory():
+                loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
-                test = loop.measured(splits.test, "test")
-                whole = mesh.gather_to_rank_zero(ens.state_dict())
-                return mesh.on_rank_zero(lambda: _finish(run, recipe, splits, ens, whole, parameters, test))
+                test = loop.evaluate(splits.test, "test")
+                weights = mesh.gather_to_rank_zero(ens.state_dict())
+                return mesh.on_rank_zero(lambda: _write_result(run, recipe, splits, ens, weights, parameters, test))
         finally:
             reporter.close()
 
 
-def _check_parts(recipe: Recipe, taken: int, mesh: Mesh) -> None:
-    """Refuse batches of which a process would have no part."""
-    last = taken % recipe.batch or recipe.batch
-    if mesh.data.size > 1:
-        if not recipe.method.splits_over_batch:
-            raise ValueError(
-                f"The loss of {recipe.method.title} cannot be computed for parts of a batch; use --mesh.data 1."
-            )
-        if recipe.batch < mesh.data.size or 1 < last < mesh.data.size:
-            raise ValueError(
-                f"With --mesh.data {mesh.data.size} each batch needs as many examples at least, and some have "
-                f"{min(last, recipe.batch)}; change --batch."
-            )
+def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
+    """Raise ValueError if a process along the data axis would have no part of some batch."""
+    if mesh.data.size == 1:
+        return
+    if not recipe.method.splits_over_batch:
+        raise ValueError(f"The loss of {recipe.method.title} cannot be split over a batch; use --mesh.data 1.")
+    last = examples % recipe.batch or recipe.batch
+    if recipe.batch < mesh.data.size or 1 < last < mesh.data.size:
+        raise ValueError(
+            f"With --mesh.data {mesh.data.size} every batch needs at least {mesh.data.size} examples, but one has "
+            f"{min(last, recipe.batch)}; change --batch."
+        )
 
 
-def _begin(
-    run: RunFolder, state: State, description: dict[str, Any], environment: dict[str, Any], splits: Splits
+def _restore_checkpoint(run: RunFolder, state: State, identity: dict[str, Any]) -> list[str]:
+    """Restore the newest checkpoint, if there is one, and return messages about it."""
+    checkpoint, messages = run.newest_checkpoint()
+    if checkpoint is None:
+        return messages
+    if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
+        raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
+    if checkpoint.metadata["data"] != identity["data"]:
+        raise ValueError(f"The training data have changed since {run} was started; restore them, or start a new run.")
+    state.restore(checkpoint)
+    messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
+    changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
+    if changes:
+        messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
+    return messages
+
+
+def _write_start(
+    run: RunFolder, epoch: int, recipe: dict[str, Any], splits: Splits, environment: dict[str, Any]
 ) -> None:
     with run.writing():
-        run.begin(description, InputFormat.of(splits).to_json(), {**environment, "from_step": state.step})
-        run.forget_metrics_from(state.epoch + 1)
+        run.begin(recipe, InputFormat.of(splits).to_json(), environment)
+        run.drop_metrics_from(epoch + 1)
 
 
-def _finish(
+def _write_result(
     run: RunFolder,
     recipe: Recipe,
     splits: Splits,
@@ -149,88 +180,73 @@ def _finish(
     parameters: int,
     test: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the whole ensemble, whose weights these are, and what the run came to."""
+    """Save the ensemble with the weights of all processes, and write result.json."""
     if ens.mesh.world.size > 1:
         ens = build(recipe, splits)
         ens.load_state_dict(weights)
     with run.writing():
         save(ens, run.ensemble)
-        return run.finish(len(ens), parameters, test)
-
-
-def _go_on(run: RunFolder, state: State, facts: dict[str, Any]) -> list[str]:
-    """Bring the state to where the run's last checkpoint is, if there is one; what has to be said of that."""
-    found, notes = run.newest_checkpoint()
-    if found is None:
-        return notes
-    if differences(facts["recipe"], found.facts["recipe"]):
-        raise ValueError(f"The checkpoints in {run.checkpoints} are of another recipe; give another folder.")
-    if found.facts["data"] != facts["data"]:
-        raise ValueError(f"The training data are not those that {run} was started with.")
-    state.restore(found)
-    changes = differences(facts["where"], found.facts["where"])
-    note = f"Going on after step {state.step}; epochs done: {state.epoch}."
-    return [*notes, note, *([f"Not to the same bits: the {'; the '.join(changes)}."] if changes else [])]
+        return run.finish(len(ens), parameters, len(splits.train), test)
 
 
 @dataclass
 class _Loop:
     recipe: Recipe
     compute: ComputeConfig
-    setup: ResolvedCompute
+    resolved: ResolvedCompute
     run: RunFolder
-    facts: dict[str, Any]
+    identity: dict[str, Any]
     splits: Splits
     state: State
     reporter: Reporter
-    interrupts: SignalFlag
+    signals: SignalFlag
     mesh: Mesh
-    _seen: tuple[float, float] | None = None
+    _averages: tuple[float, float] | None = None
 
     def run_epoch(self) -> None:
-        """The rest of this epoch's batches, then a checkpoint."""
-        recipe, state, device = self.recipe, self.state, torch.device(self.setup.device)
+        """Train on the remaining batches of this epoch, then write a checkpoint."""
+        recipe, state, data = self.recipe, self.state, self.mesh.data
         examples = self.splits.train
-        shuffled = permutation(len(examples), recipe.seed, _ORDER, state.epoch)
-        whole = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
-        order = [positions[self.mesh.data.local_slice(len(positions))] for positions in whole]
+        shuffled = permutation(len(examples), recipe.seed, Stream.EPOCH_ORDER, state.epoch)
+        batches = recipe.method.order(shuffled, examples.labels).split(recipe.batch)
+        order = [positions[data.local_slice(len(positions))] for positions in batches]
         state.ens.train()
         saved = time.monotonic()
-        began = saved - state.seconds
-        draw = EpochKey(recipe.seed, state.epoch)
-        for batch in examples.batches(order[state.batch :], device, draw):
-            self._tell_unreadable(batch)
-            # A rest of one example, also where the others are broken, has no variance for BatchNorm to learn from.
-            sizes = self.mesh.data.all_gather_int(len(batch.y))
+        started = saved - state.seconds
+        key = EpochKey(recipe.seed, state.epoch)
+        for batch in examples.batches(order[state.batch :], torch.device(self.resolved.device), key):
+            self._report_unreadable(batch)
+            # BatchNorm cannot train on a single example, the remainder of an epoch or of a batch of unreadable files.
+            sizes = data.all_gather_int(len(batch.y))
             if (sum(sizes) > 1 or sum(sizes) == recipe.batch) and min(sizes) > 0:
                 self.mesh.batch_fraction = len(batch.y) / sum(sizes)
                 for group in state.optimisers[0].param_groups:
-                    group["lr"] = recipe.learning_rate_of(state.epoch + (state.batch + 0.5) / len(order))
+                    group["lr"] = recipe.learning_rate_at(state.epoch + (state.batch + 0.5) / len(order))
                 self._step(batch)
             state.batch, state.step = state.batch + 1, state.step + 1
-            state.seconds = time.monotonic() - began
-            self.reporter.step(state.step, self._averages)
+            state.seconds = time.monotonic() - started
+            self.reporter.step(state.step, self._current_averages)
             due = time.monotonic() - saved >= 60 * self.compute.checkpoint_minutes
-            signal_, due = self.mesh.world.max(torch.tensor([self.interrupts.received or 0, int(due)])).tolist()
-            self._stop_if(signal_)
+            signal_, due = self.mesh.world.max(torch.tensor([self.signals.received or 0, int(due)])).tolist()
+            self._stop_on(signal_)
             if state.batch < len(order) and due:
-                self._save()
+                self._save_checkpoint()
                 saved = time.monotonic()
-        self._save()
+        self._save_checkpoint()
 
     def finish_epoch(self) -> None:
-        """Measure, write the epoch's line and turn to the next.
+        """Evaluate, write the line of the epoch, and advance to the next epoch.
 
-        A process that is killed in here goes on from the checkpoint before it, and does it again.
+        A process that is killed in here resumes from the checkpoint before it and repeats it.
         """
         state, splits = self.state, self.splits
         loss, cross_entropy, correct, count = state.totals.tolist()
         if not count:
-            raise OSError("Not one training example could be read in this epoch.")
+            raise OSError("None of the training examples of this epoch could be read.")
         line = {
             "epoch": state.epoch + 1,
             "step": state.step,
-            "learning_rate": self.recipe.learning_rate_of(state.epoch + 1 - 0.5 / state.batch),
+            "learning_rate": self.recipe.learning_rate_at(state.epoch + 1 - 0.5 / state.batch),
             "loss": loss / count,
             "cross_entropy": cross_entropy / count,
             "accuracy": 100 * correct / count,
@@ -239,9 +255,9 @@ class _Loop:
             "unreadable": sum(self.mesh.data.all_gather_int(len(state.unreadable))),
         }
         if splits.validation is not None:
-            line["validation"] = self.measured(splits.validation, "validation")
+            line["validation"] = self.evaluate(splits.validation, "validation")
         if self.compute.test_every and (state.epoch + 1) % self.compute.test_every == 0:
-            line["test"] = self.measured(splits.test, "test")
+            line["test"] = self.evaluate(splits.test, "test")
         if self.mesh.is_rank_zero:
             with self.run.writing():
                 self.run.add_metrics(line)
@@ -249,131 +265,117 @@ class _Loop:
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
 
-    def measured(self, examples: Examples, what: str) -> dict[str, Any]:
-        self.reporter.measuring(what)
+    def evaluate(self, examples: Examples, name: str) -> dict[str, Any]:
+        """Metrics on a set of examples."""
+        self.reporter.evaluating(name)
 
         def on_batch(batch: Batch) -> None:
-            if self.mesh.world.size == 1:  # several may have other numbers of batches here, and could not agree
-                self._stop_if(self.interrupts.received or 0)
-            for name in batch.unreadable:
-                self.reporter.note(f"Left out of what is measured: {name}, which cannot be read.")
+            if self.mesh.world.size == 1:  # processes may have different numbers of batches, so they cannot agree here
+                self._stop_on(self.signals.received or 0)
+            for file in batch.unreadable:
+                self.reporter.log(f"Left {file} out of the {name} set, because it cannot be read.")
 
-        return measure(self.state.ens, examples, self.setup, self.recipe.batch, on_batch)
+        return evaluate_examples(self.state.ens, examples, self.resolved, self.recipe.batch, on_batch)
 
     def _step(self, batch: Batch) -> None:
-        state = self.state
-        part = (self.mesh.data.rank,) * (self.mesh.data.rank > 0)
-        torch.manual_seed(int(random_bits(self.recipe.seed, _STEP, state.step, *part)))
+        """One optimisation step."""
+        recipe, state, data = self.recipe, self.state, self.mesh.data
+        rank = (data.rank,) if data.rank > 0 else ()
+        torch.manual_seed(int(random_bits(recipe.seed, Stream.TRAINING_STEP, state.step, *rank)))
         for optimiser in state.optimisers:
             optimiser.zero_grad()
+        full_batch = len(batch.y) == len(range(recipe.batch)[data.local_slice(recipe.batch)])
         try:
-            usual = len(range(self.recipe.batch)[self.mesh.data.local_slice(self.recipe.batch)])
-            with self.setup.computing(full_batch=len(batch.y) == usual):
-                output = self.recipe.method.loss(state.ens, self.setup.inputs(batch.x), batch.y)
+            with self.resolved.computing(full_batch):
+                output = recipe.method.loss(state.ens, self.resolved.inputs(batch.x), batch.y)
         except NonFiniteError as error:
             raise self._divergence(error.members, state.step) from error
-        loss, outputs = _checked(output, self.recipe.method, len(state.ens), len(batch.y))
+        loss, outputs = check_loss_output(output, recipe.method, len(state.ens), len(batch.y))
         loss.backward()
         state.ens.average_gradients()
         for optimiser in state.optimisers:
             optimiser.step()
-        self._count(loss.detach(), outputs.detach(), batch.y)
+        self._add_to_totals(loss.detach(), outputs.detach(), batch.y)
 
-    def _count(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
-        """Add to the epoch's sums, and note who is not finite.
+    def _add_to_totals(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
+        """Add a batch to the totals of the epoch, and record members whose loss is not finite.
 
-        Nothing is read off a GPU here, which would make it wait: that is done when a checkpoint is written.
+        Nothing is read from a GPU here, because that would block. Reading happens when a checkpoint is written.
         """
         state, size = self.state, len(y_b)
         log_p_nbc = logits_nbc.float().log_softmax(-1)
         ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
         correct = (log_p_nbc.logsumexp(0).argmax(-1) == y_b).sum()
-        counted = torch.stack([loss.float() * size, ce_n.mean() * size, correct.float(), torch.full_like(loss, size)])
+        sums = torch.stack([loss.float() * size, ce_n.mean() * size, correct.float(), torch.full_like(loss, size)])
         bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
-        sums = self.mesh.data.sum(torch.cat([counted.to(state.totals), bad.to(state.totals)]))
+        sums = self.mesh.data.sum(torch.cat([sums.to(state.totals), bad.to(state.totals)]))
         state.totals += sums[:4]
-        state.first_bad.masked_fill_((sums[4:] > 0) & (state.first_bad < 0), state.step)
-        if self.setup.device == "cpu":
-            self._refuse_non_finite()
+        state.first_non_finite.masked_fill_((sums[4:] > 0) & (state.first_non_finite < 0), state.step)
+        if self.resolved.device == "cpu":
+            self._check_losses()
 
-    def _refuse_non_finite(self) -> None:
-        bad = self.state.first_bad.tolist()
-        steps = [step for step in bad if step >= 0]
+    def _check_losses(self) -> None:
+        """Raise DivergenceError if a loss was not finite, naming the members that were first."""
+        first = self.state.first_non_finite.tolist()
+        steps = [step for step in first if step >= 0]
         if steps:
-            raise self._divergence([i for i, step in enumerate(bad[:-1]) if step == min(steps)], min(steps))
+            raise self._divergence([i for i, step in enumerate(first[:-1]) if step == min(steps)], min(steps))
 
     def _divergence(self, members: list[int], step: int) -> DivergenceError:
-        who = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
-        epoch, kept = self.state.epoch, self.run.checkpoints
+        whose = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
+        folder = self.run.checkpoints
+        checkpoint = f"the last good checkpoint is in {folder}" if folder.exists() else "there was no checkpoint yet"
         return DivergenceError(
-            f"The loss{who} was not finite at step {step + 1} (epoch {epoch + 1}, learning rate "
-            f"{self.state.optimisers[0].param_groups[0]['lr']:g}); "
-            f"{f'the last good checkpoint is kept in {kept}' if kept.exists() else 'there was no checkpoint yet'}. "
-            "A lower learning rate helps most often; start it in another folder."
+            f"The loss{whose} was not finite at step {step + 1} (epoch {self.state.epoch + 1}, learning rate "
+            f"{self.state.optimisers[0].param_groups[0]['lr']:g}); {checkpoint}. Try a lower learning rate, in another "
+            "folder."
         )
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
+        """Write a checkpoint, unless a loss or weight is not finite."""
         state = self.state
-        self._look()
-        self._refuse_non_finite()
+        self._read_averages()
+        self._check_losses()
         members = non_finite_members(state)
         if members is not None:
             raise self._divergence(members, state.step - 1)
-        checkpoint = state.checkpoint(self.facts)
+        checkpoint = state.checkpoint(self.identity)
         checkpoint = replace(checkpoint, tensors=self.mesh.gather_to_rank_zero(checkpoint.tensors))
         if self.mesh.is_rank_zero:
             with self.run.writing():
                 checkpoints.write(self.run.checkpoints, state.step, checkpoint)
 
-    def _stop_if(self, signal_: int) -> None:
-        """Stop if a process has been asked to."""
+    def _stop_on(self, signal_: int) -> None:
+        """Save and raise TrainingInterrupted if a process received a signal."""
         if signal_:
-            self._save()
+            self._save_checkpoint()
             epoch = min(self.state.epoch + 1, self.recipe.epochs)
             raise TrainingInterrupted(
-                f"Stopped after step {self.state.step}, in epoch {epoch}; all is saved in {self.run}. To go on, give "
-                "the same command with --resume.",
+                f"Stopped after step {self.state.step}, in epoch {epoch}; everything is saved in {self.run}. To resume, "
+                "repeat the command with --resume.",
                 Signals(signal_),
             )
 
-    def _averages(self) -> tuple[float, float]:
-        """The members' mean cross-entropy and the accuracy in this epoch; on a GPU as of the last checkpoint."""
-        if self.setup.device == "cpu" or self._seen is None:
-            self._look()
-        assert self._seen is not None
-        return self._seen
+    def _current_averages(self) -> tuple[float, float]:
+        """Mean cross-entropy of the members and accuracy of this epoch; on a GPU as of the last checkpoint."""
+        if self.resolved.device == "cpu" or self._averages is None:
+            self._read_averages()
+        assert self._averages is not None
+        return self._averages
 
-    def _look(self) -> None:
+    def _read_averages(self) -> None:
         _, cross_entropy, correct, count = self.state.totals.tolist()
-        self._seen = cross_entropy / max(count, 1), 100 * correct / max(count, 1)
+        self._averages = cross_entropy / max(count, 1), 100 * correct / max(count, 1)
 
-    def _tell_unreadable(self, batch: Batch) -> None:
+    def _report_unreadable(self, batch: Batch) -> None:
         for name in batch.unreadable:
             self.state.unreadable.append(name)
             text = f"Skipped {name}, which cannot be read; {len(self.state.unreadable)} in this epoch."
-            self.reporter.note(text)
-            if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # what the first process does not see
+            self.reporter.log(text)
+            if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # files that rank 0 does not read
                 print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
 
 
-def _checked(output: object, method: Method, members: int, examples: int) -> LossOutput:
-    """Raise ValueError unless a method's loss is a scalar with outputs (n, B, C)."""
-    got = type(output).__name__
-    if isinstance(output, LossOutput):
-        if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
-            return output
-        scalar = output.loss.ndim == 0
-        got = (
-            f"outputs of shape {tuple(output.outputs.shape)}"
-            if scalar
-            else f"a loss of shape {tuple(output.loss.shape)}"
-        )
-    raise ValueError(
-        f"{type(method).__name__}.loss must return LossOutput(loss, outputs), a scalar and the members' logits "
-        f"({members}, {examples}, classes); got {got}."
-    )
-
-
-def _gpus(setup: ResolvedCompute) -> list[torch.device]:
-    device = torch.device(setup.device)
+def _gpus(resolved: ResolvedCompute) -> list[torch.device]:
+    device = torch.device(resolved.device)
     return [device] if device.type == "cuda" else []

@@ -1,13 +1,14 @@
-"""A recipe: everything that decides what a training run computes, in one frozen dataclass.
+"""A recipe: one frozen dataclass with everything that determines the result of a training run.
 
-Two runs of one recipe on one machine end with the same weights. How fast it gets there is the `Engine`'s business.
+    recipe = Recipe(data=CIFAR10(), model=WideResNetConfig(16, 4), method=FeatureWGD(), members=10, epochs=300)
+    Recipe.from_json(recipe.to_json()) == recipe
+
+Two runs of one recipe on one machine give bit-identical weights. Speed is the subject of `ComputeConfig`.
 """
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args
 
@@ -15,24 +16,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featureflock.data import DataSet, Digits, Splits, content_digest
-from featureflock.methods import FeatureWGD, Method
-from featureflock.models import MLPConfig, ModelConfig
+from featureflock.core import KERNELS, PRIORS, RULES
+from featureflock.data import DATA_SETS, DataSet, Digits, Splits, content_digest
+from featureflock.methods import METHODS, FeatureWGD, Method
+from featureflock.models import MODELS, MLPConfig, ModelConfig
+from featureflock.utils import serialization
+from featureflock.utils.registry import PLUGINS
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["steps", "one-cycle"]
 
 
+class UnregisteredComponentError(ValueError):
+    """A recipe in JSON names a component that is in no registry."""
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """What to train, on what, and how.
+    """Data, model, method and optimiser settings of a training run.
 
-    SGD with momentum. The learning rate at e of the E epochs, with η₀ = learning_rate and w = warmup:
+    The optimiser is SGD with momentum. The learning rate after e of E epochs, with η₀ = learning_rate and w = warmup:
 
         steps        η₀ · decay_ratio^(number of decay epochs ≤ e)
-        one-cycle    η₀ · min(s/w, (1 − s)/(1 − w)),  s = e/E        straight up to η₀, then straight down to 0
+        one-cycle    η₀ · min(s/w, (1 − s)/(1 − w)),  s = e/E        linear up to η₀, then linear down to 0
 
-    A step counts at its middle: step b of the B of epoch e is at e + (b + ½)/B.
+    A step uses the learning rate of its midpoint: step b of the B steps of epoch e is at e + (b + ½)/B.
     """
 
     data: DataSet = Digits()
@@ -40,39 +48,39 @@ class Recipe:
     model: ModelConfig = MLPConfig()
     """Network of each member, without its last linear layer."""
     method: Method = FeatureWGD()
-    """What makes an ensemble of the members."""
+    """Ensemble method."""
     members: int | None = None
-    """Members of the ensemble; None for the method's usual number, the paper's 10, or 1 for single networks."""
+    """Number of members; None for the method's default: 10, or 1 for single networks."""
     epochs: int = 60
-    """Passes over the training set."""
+    """Number of passes over the training set."""
     batch: int = 128
-    """Examples in a batch. The last batch of an epoch may be smaller."""
+    """Batch size. The last batch of an epoch may be smaller."""
     learning_rate: float = 0.1
-    """Learning rate before any decay; with one-cycle the highest."""
+    """Initial learning rate; with one-cycle, the maximum."""
     schedule: Schedule = "steps"
-    """Learning rate in steps, which decay_epochs says, or in one cycle of a rise and a fall."""
+    """Learning rate schedule: step decay at decay_epochs, or one linear rise and fall."""
     warmup: float = 0.2
-    """Share of the steps of a one-cycle schedule in which the learning rate rises."""
+    """Fraction of the steps of a one-cycle schedule in which the learning rate rises."""
     decay_epochs: tuple[int, ...] = ()
-    """Epochs, counted from 0, at whose beginning the learning rate is multiplied by the decay ratio."""
+    """Epochs, counted from 0, at the start of which the learning rate is multiplied by decay_ratio."""
     decay_ratio: float = 0.1
-    """What the learning rate is multiplied by at each decay."""
+    """Factor of each learning rate decay."""
     momentum: float = 0.9
     """Momentum of SGD."""
     nesterov: bool = True
-    """Nesterov's form of the momentum."""
+    """Use Nesterov momentum."""
     weight_decay: float = 5e-4
     """λ of the penalty (λ/2) ‖w‖² on all weights."""
     subset: int | None = None
-    """Train on so many examples only, as many of each class."""
+    """Train on this number of examples, balanced over classes."""
     validation: int = 0
-    """Hold so many examples out of the training set, as many of each class, and measure on them after each epoch."""
+    """Number of training examples to hold out, balanced over classes, for validation after each epoch."""
     split_seed: int = 0
-    """Draws the validation examples and the subset."""
+    """Seed of the validation split and the subset."""
     seed: int = 0
-    """Draws everything else: initial weights, order of the data, augmentation, dropout."""
+    """Seed of everything else: initial weights, data order, augmentation, dropout."""
     precision: Precision = "auto"
-    """Of the networks' products: float32, or bfloat16 with float32 weights (autocast); auto: what is fastest."""
+    """Precision of the networks: float32, or bfloat16 with float32 weights (autocast); auto: the fastest."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
@@ -86,35 +94,35 @@ class Recipe:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1; got {self.momentum}.")
         if self.nesterov and self.momentum == 0:
-            raise ValueError("Nesterov's form needs a momentum above 0; switch it off or set momentum, such as 0.9.")
+            raise ValueError("Nesterov momentum needs a momentum above 0; set momentum, such as 0.9, or switch nesterov off.")
         if any(e < 1 for e in self.decay_epochs) or list(self.decay_epochs) != sorted(set(self.decay_epochs)):
-            raise ValueError(f"decay_epochs must be rising numbers from 1, like 150 225; got {self.decay_epochs}.")
+            raise ValueError(f"decay_epochs must be increasing and at least 1, such as 150 225; got {self.decay_epochs}.")
         if self.schedule not in get_args(Schedule):
             raise ValueError(f'schedule must be "steps" or "one-cycle"; got {self.schedule!r}.')
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup is a share of the steps, at least 0 and below 1; got {self.warmup}.")
+            raise ValueError(f"warmup must be at least 0 and below 1, a fraction of the steps; got {self.warmup}.")
         if self.schedule == "one-cycle" and self.decay_epochs:
             raise ValueError(
-                f"A one-cycle schedule has no decay_epochs; leave them out, or use steps; got {self.decay_epochs}."
+                f"A one-cycle schedule has no decay_epochs; leave them out, or use schedule steps; got {self.decay_epochs}."
             )
         if self.members is not None and not 1 <= self.members <= 1000:
             raise ValueError(f"members must be 1 to 1,000; got {self.members}.")
         if not 0 <= self.seed < 4_000_000 or not 0 <= self.split_seed < 4_000_000:
-            raise ValueError(f"Seeds go from 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
+            raise ValueError(f"seed and split_seed must be 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
         if self.validation < 0 or (self.subset is not None and self.subset < 1):
-            raise ValueError(f"subset and validation count examples; got {self.subset} and {self.validation}.")
+            raise ValueError(f"subset must be at least 1 and validation at least 0; got {self.subset} and {self.validation}.")
 
     @property
     def size(self) -> int:
-        """How many members it trains: `members`, or the method's usual number."""
+        """Number of members: `members`, or the method's default."""
         return self.method.default_members if self.members is None else self.members
 
     def splits(self) -> Splits:
-        """Its data, divided as it says."""
+        """Load the data set, split into training, validation and test examples."""
         return self.data.load().split(validation=self.validation, subset=self.subset, seed=self.split_seed)
 
-    def learning_rate_of(self, epoch: float) -> float:
-        """η at so many epochs from the start, whole or not."""
+    def learning_rate_at(self, epoch: float) -> float:
+        """Learning rate after a number of epochs, which may be fractional."""
         if self.schedule == "steps":
             return self.learning_rate * self.decay_ratio ** sum(e <= epoch for e in self.decay_epochs)
         done = epoch / self.epochs
@@ -122,44 +130,58 @@ class Recipe:
             return self.learning_rate * done / self.warmup
         return self.learning_rate * (1 - done) / (1 - self.warmup)
 
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as plain JSON types, with the class name of each component.
 
-def describe(value: Any) -> Any:
-    """A recipe, or a part of one, as JSON: a dataclass as its class and fields, tensors by their digest."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, Recipe) and value.schedule == "steps":  # as recipes were described before others came
-            del fields["schedule"], fields["warmup"]
-        return {"class": type(value).__name__, **{name: describe(part) for name, part in fields.items()}}
-    if isinstance(value, Tensor | np.ndarray):
-        return {"shape": list(value.shape), "sha256": content_digest(torch.as_tensor(value))}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, str | int | float | bool):
+        Values that JSON cannot hold are identified instead: tensors by their digest, functions by their name. A recipe
+        with such values cannot be read by `from_json`.
+        """
+        value: dict[str, Any] = serialization.to_json(self, fallback=_identify)
         return value
-    named = value if isinstance(value, type | FunctionType) else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Recipe":
+        """The recipe that `to_json` wrote. Its components must be registered."""
+        recipe: Recipe = serialization.from_json(cls, value, _find_component, "the recipe")
+        return recipe
 
 
 _FREE = ("folder", "workers")
-"""Fields that may differ between a run and its continuation: where files lie and how many processes read them. That the
-data are the same is told by their digest."""
+"""Fields that may change when a run is resumed: the location of files and the number of processes that read them. The
+digest of the data shows whether the data are the same."""
 
 
-def differences(ours: Any, theirs: Any, name: str = "") -> list[str]:
-    """Where two descriptions differ, as "name: ours, not theirs"."""
+def recipe_differences(ours: Any, theirs: Any, name: str = "") -> list[str]:
+    """Fields in which two values of `Recipe.to_json` differ, such as "seed is 1 instead of 0"."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("class") == theirs.get("class"):
-        keys = [key for key in (*ours, *(key for key in theirs if key not in ours)) if key not in _FREE]
+        keys = [key for key in {**ours, **theirs} if key not in _FREE]
         return [
-            line
+            difference
             for key in keys
-            for line in differences(ours.get(key), theirs.get(key), f"{name}.{key}".removeprefix("."))
+            for difference in recipe_differences(ours.get(key), theirs.get(key), f"{name}.{key}".removeprefix("."))
         ]
-    if ours == theirs:
-        return []
-    return [f"{name} is {_short(ours)} instead of {_short(theirs)}"]
+    return [] if ours == theirs else [f"{name} is {_short(ours)} instead of {_short(theirs)}"]
 
 
 def _short(value: Any) -> str:
     return str(value["class"]) if isinstance(value, dict) and "class" in value else json.dumps(value)
+
+
+def _identify(value: Any) -> Any:
+    """Digest of an array, or qualified name of anything else that JSON has no type for."""
+    if isinstance(value, Tensor | np.ndarray):
+        return {"shape": list(value.shape), "sha256": content_digest(torch.as_tensor(value))}
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _find_component(name: str) -> type:
+    registries: tuple[Any, ...] = (DATA_SETS, MODELS, METHODS, PRIORS, KERNELS, RULES)
+    for registry in registries:
+        for component in registry.values():
+            if component.__name__ == name:
+                return component  # type: ignore[no-any-return]
+    raise UnregisteredComponentError(
+        f"The recipe has a component {name}, which is not registered; register it in a module named in {PLUGINS}, or "
+        "use the recipe from Python."
+    )

@@ -1,7 +1,7 @@
-"""Named recipes: the paper's settings (its appendix B), and small ones for a laptop.
+"""Named recipes: those of the paper (appendix B), and small ones for a laptop.
 
-Appendix B gives one training scheme for each data set, and a prior and a rank for each table; what differs from the
-scheme is what stands in a recipe. The paper's priors for weight-WGD and function-WGD are those methods' own defaults.
+Appendix B gives one training schedule for each data set, and a prior and a rank for each table. The paper's priors for
+weight-WGD and function-WGD are the defaults of those methods.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +15,8 @@ from featureflock.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class NamedRecipe:
+    """A recipe and a one-line description of it."""
+
     what: str
     recipe: Recipe
 
@@ -45,32 +47,32 @@ _IMAGENET = Recipe(
     weight_decay=1e-4,
 )
 _SMALL = Recipe(members=5, epochs=20, decay_epochs=(10, 15))
-# A perceptron has no BatchNorm: at a learning rate of 0.1, some members never learn (docs/decisions.md).
-_PERCEPTRON = replace(_SMALL, model=MLPConfig(), epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
+# An MLP without BatchNorm: at a learning rate of 0.1, some members never learn (docs/decisions.md).
+_MLP = replace(_SMALL, model=MLPConfig(), epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
 
 RECIPES = {
     "digits": NamedRecipe(
-        "Embedded 8×8 digits, a perceptron: seconds, nothing to download.",
-        replace(_PERCEPTRON, data=Digits()),
+        "Embedded 8×8 digits, MLP: takes seconds, nothing to download.",
+        replace(_MLP, data=Digits()),
     ),
     "digits-cnn": NamedRecipe(
-        "The same with a small convolutional network.",
+        "Embedded 8×8 digits, small CNN.",
         replace(_SMALL, data=Digits(), model=CNNConfig(), batch=64),
     ),
     "two-view-digits": NamedRecipe(
-        "Pairs of digits side by side, of which each half tells the class.",
-        replace(_PERCEPTRON, data=Digits(views=2)),
+        "Pairs of digits side by side, each of which determines the class; MLP.",
+        replace(_MLP, data=Digits(views=2)),
     ),
-    "mnist-cnn": NamedRecipe("MNIST, a small convolutional network.", replace(_SMALL, data=MNIST(), model=CNNConfig())),
+    "mnist-cnn": NamedRecipe("MNIST, small CNN.", replace(_SMALL, data=MNIST(), model=CNNConfig())),
     "fashion-mnist-cnn": NamedRecipe(
-        "Fashion-MNIST, a small convolutional network.", replace(_SMALL, data=FashionMNIST(), model=CNNConfig())
+        "Fashion-MNIST, small CNN.", replace(_SMALL, data=FashionMNIST(), model=CNNConfig())
     ),
     "cifar10-small": NamedRecipe(
-        "CIFAR-10 in minutes on a laptop: WRN-10-1 × 5, 10,000 pictures, 8 epochs.",
+        "CIFAR-10 in minutes on a laptop: WRN-10-1 × 5, 10,000 images, 8 epochs.",
         replace(_CIFAR10, model=WideResNetConfig(10, 1), members=5, subset=10_000, epochs=8, decay_epochs=(5, 7)),
     ),
     "cifar10-fast": NamedRecipe(
-        "CIFAR-10 in few products: five fast networks, 8 epochs, one cycle; 90.6 % in about an hour on two cores.",
+        "CIFAR-10 with few FLOPs: fast CNN × 5, 8 epochs, one-cycle; 90.6 % in about an hour on two cores.",
         Recipe(
             data=CIFAR10(padding=2),
             model=FastCNNConfig(),
@@ -84,7 +86,7 @@ RECIPES = {
         ),
     ),
     "cifar10-laptop": NamedRecipe(
-        "CIFAR-10 in two minutes, nearly fitted: five small fast networks, 5,000 pictures, 8 epochs.",
+        "CIFAR-10 in two minutes: small fast CNN × 5, 5,000 images, 8 epochs.",
         Recipe(
             data=CIFAR10(padding=0, flip=False),
             model=FastCNNConfig((8, 32, 64)),
@@ -101,25 +103,25 @@ RECIPES = {
     "cifar10-wrn16x4": NamedRecipe("The paper's CIFAR-10: WRN-16-4 × 10.", _CIFAR10),
     "cifar100-wrn16x4": NamedRecipe("The paper's CIFAR-100: WRN-16-4 × 10, Cauchy prior of precision 5e-3.", _CIFAR100),
     "cifar100-wrn16x4-normal": NamedRecipe(
-        "Its table of priors: normal, 5e-3.", replace(_CIFAR100, method=FeatureWGD(Normal(5e-3)))
+        "The paper's table of priors: normal, precision 5e-3.", replace(_CIFAR100, method=FeatureWGD(Normal(5e-3)))
     ),
     "cifar100-wrn16x4-uniform": NamedRecipe(
-        "Its table of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
+        "The paper's table of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
     ),
     "cifar100-wrn16x2": NamedRecipe(
-        "Its table of widths: WRN-16-2.", replace(_CIFAR100, model=WideResNetConfig(16, 2))
+        "The paper's table of widths: WRN-16-2 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 2))
     ),
     "cifar100-wrn16x8": NamedRecipe(
-        "Its table of widths: WRN-16-8.", replace(_CIFAR100, model=WideResNetConfig(16, 8))
+        "The paper's table of widths: WRN-16-8 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 8))
     ),
     "cifar100-resnet32": NamedRecipe(
-        "Its comparison with ADP and DICE: ResNet-32 × 4, Cauchy 1e-3, rank 4.",
+        "The paper's comparison with ADP and DICE: ResNet-32 × 4, Cauchy 1e-3, rank 4.",
         replace(_CIFAR100, model=CifarResNetConfig(32), members=4, method=FeatureWGD(Cauchy(1e-3), rank=4)),
     ),
     "cifar100-wrn28x2": NamedRecipe(
-        "The same: WRN-28-2 × 3, Cauchy 1e-3, rank 3.",
+        "The paper's comparison with ADP and DICE: WRN-28-2 × 3, Cauchy 1e-3, rank 3.",
         replace(_CIFAR100, model=WideResNetConfig(28, 2), members=3, method=FeatureWGD(Cauchy(1e-3), rank=3)),
     ),
     "imagenet-resnet50": NamedRecipe("The paper's ImageNet: ResNet-50 × 5, Cauchy prior of precision 2e-3.", _IMAGENET),
 }
-"""Recipes by the name that the command line knows them by."""
+"""Recipes by their command-line name."""

@@ -1,6 +1,6 @@
-"""What a person sees of a run: a live bar in a terminal, else a line an epoch; and curves for TensorBoard.
+"""Progress reports of a run: a progress bar in a terminal, otherwise one line per epoch; and curves for TensorBoard.
 
-Reading a number off a GPU makes the loop wait for it, so a bar asks for the loss twice a second, not every step.
+Reading a number from a GPU blocks the training loop, so the progress bar asks for the loss only twice a second.
 """
 
 import contextlib
@@ -18,47 +18,49 @@ if TYPE_CHECKING:
 
 
 class RunPlan(NamedTuple):
-    """How long a run is, and where it starts."""
+    """Length of a run, and where it starts."""
 
     epochs: int
     steps: int
-    """In an epoch."""
+    """Steps per epoch."""
     images: int
-    """In an epoch."""
+    """Examples per epoch."""
     first_step: int
-    """Steps that an earlier process has done."""
+    """Steps completed before a resume."""
     first_epoch: int
-    """Epochs that an earlier process has done and measured."""
+    """Epochs completed before a resume."""
+    faster_processes: int = 1
+    """Number of processes that would train faster than this one, or 1."""
 
 
 Averages = Callable[[], tuple[float, float]]
-"""Gives the members' mean cross-entropy and the accuracy (%) so far in this epoch."""
+"""Returns the mean cross-entropy of the members and the accuracy (%) of this epoch so far."""
 
 
 class Reporter:
-    """Says nothing. The others say something."""
+    """No-op reporter."""
 
     def start(self, plan: RunPlan) -> None:
-        """Training begins."""
+        """Training starts."""
 
     def step(self, step: int, averages: Averages) -> None:
-        """A step is done, the `step`-th of the run."""
+        """Step number `step` of the run is done."""
 
-    def measuring(self, what: str) -> None:
-        """The ensemble is being measured on the `what` set."""
+    def evaluating(self, name: str) -> None:
+        """Evaluation on the `name` set starts."""
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done and measured."""
+        """An epoch and its evaluation are done; `line` is its line in metrics.jsonl."""
 
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
+    def log(self, text: str) -> None:
+        """A message for the user."""
 
     def close(self) -> None:
-        """Training is over, however it ended."""
+        """Training ended, successfully or not."""
 
 
 class LineReporter(Reporter):
-    """A line an epoch."""
+    """Prints one line per epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -68,27 +70,24 @@ class LineReporter(Reporter):
         self.plan = plan
 
     def epoch(self, line: dict[str, Any]) -> None:
-        self._print(epoch_in_words(line, self.plan.epochs))
+        self.log(format_epoch(line, self.plan.epochs))
 
-    def note(self, text: str) -> None:
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        # A reader that goes away (… | head) is no reason to stop: rich falls silent, but would end the program first.
+    def log(self, text: str) -> None:
+        # rich exits the program when a pipe is closed (… | head). Training continues instead.
         with contextlib.suppress(SystemExit):
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class ProgressBarReporter(LineReporter):
-    """A live bar, and above it a line an epoch."""
+    """Shows a progress bar below one line per epoch."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        where, status = TextColumn("{task.description}"), TextColumn("{task.fields[status]}")
-        columns = (where, BarColumn(None), status) if console.width >= 100 else (where, status)  # words come first
+        position, status = TextColumn("{task.description}"), TextColumn("{task.fields[status]}")
+        columns = (position, BarColumn(None), status) if console.width >= 100 else (position, status)
         self.bar = Progress(*columns, console=console, refresh_per_second=4, transient=True)
-        self._drawn = 0.0
-        self._clock: tuple[int, float] | None = None
+        self._updated = 0.0
+        self._first_step: tuple[int, float] | None = None
 
     def start(self, plan: RunPlan) -> None:
         super().start(plan)
@@ -97,17 +96,17 @@ class ProgressBarReporter(LineReporter):
 
     def step(self, step: int, averages: Averages) -> None:
         now = time.monotonic()
-        if self._clock is None:  # counted from the end of the first step, which may have compiled
-            self._clock = step, now
-        if now - self._drawn < 0.5:
+        if self._first_step is None:  # the rate excludes the first step, which may compile
+            self._first_step = step, now
+        if now - self._updated < 0.5:
             return
-        self._drawn = now
+        self._updated = now
         epoch, in_epoch = divmod(step - 1, self.plan.steps)
-        where = f"epoch {epoch + 1}/{self.plan.epochs} step {in_epoch + 1}/{self.plan.steps}"
-        self.bar.update(self.task, completed=step, description=where, status=self._status(step, now, averages))
+        position = f"epoch {epoch + 1}/{self.plan.epochs} step {in_epoch + 1}/{self.plan.steps}"
+        self.bar.update(self.task, completed=step, description=position, status=self._status(step, now, averages))
 
-    def measuring(self, what: str) -> None:
-        self.bar.update(self.task, description=f"measuring on the {what} set")
+    def evaluating(self, name: str) -> None:
+        self.bar.update(self.task, description=f"evaluating on the {name} set")
 
     def epoch(self, line: dict[str, Any]) -> None:
         super().epoch(line)
@@ -119,8 +118,8 @@ class ProgressBarReporter(LineReporter):
     def _status(self, step: int, now: float, averages: Averages) -> str:
         loss, accuracy = averages()
         text = f"loss {loss:.3f} accuracy {accuracy:.1f} %"
-        assert self._clock is not None
-        first, since = self._clock
+        assert self._first_step is not None
+        first, since = self._first_step
         if step == first:
             return text
         rate = (step - first) / (now - since)
@@ -129,26 +128,28 @@ class ProgressBarReporter(LineReporter):
 
 
 class TensorBoardReporter(Reporter):
-    """Curves for TensorBoard."""
+    """Writes learning curves for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
+        if not has_tensorboard():
+            raise ImportError('TensorBoardReporter needs TensorBoard; install it with pip install "featureflock[tensorboard]".')
         self.folder = folder
         self.writer: SummaryWriter | None = None
 
     def start(self, plan: RunPlan) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Of what an earlier process wrote, the epochs that are now repeated do not count.
+        # Epochs that are repeated after a resume replace those that were written before.
         self.writer = SummaryWriter(str(self.folder), purge_step=plan.first_epoch + 1)
 
     def epoch(self, line: dict[str, Any]) -> None:
         if self.writer is None:
             return
         try:
-            for name, value in _numbers(line):
+            for name, value in _scalars(line):
                 if name != "epoch":
                     self.writer.add_scalar(name, value, line["epoch"])
-        except Exception:  # a full disk, most often; the same numbers are in metrics.jsonl, which says so
+        except Exception:  # such as a full disk, which writing the same numbers to metrics.jsonl reports
             self.writer = None
 
     def close(self) -> None:
@@ -158,7 +159,7 @@ class TensorBoardReporter(Reporter):
 
 
 class ReporterGroup(Reporter):
-    """Tells them all."""
+    """Forwards every call to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
@@ -171,17 +172,17 @@ class ReporterGroup(Reporter):
         for reporter in self.reporters:
             reporter.step(step, averages)
 
-    def measuring(self, what: str) -> None:
+    def evaluating(self, name: str) -> None:
         for reporter in self.reporters:
-            reporter.measuring(what)
+            reporter.evaluating(name)
 
     def epoch(self, line: dict[str, Any]) -> None:
         for reporter in self.reporters:
             reporter.epoch(line)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         for reporter in self.reporters:
-            reporter.note(text)
+            reporter.log(text)
 
     def close(self) -> None:
         for reporter in self.reporters:
@@ -189,7 +190,7 @@ class ReporterGroup(Reporter):
 
 
 def has_tensorboard() -> bool:
-    """Whether TensorBoard is installed, and sound."""
+    """True if TensorBoard is installed and can be imported."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -197,8 +198,8 @@ def has_tensorboard() -> bool:
     return True
 
 
-def epoch_in_words(line: dict[str, Any], epochs: int) -> str:
-    """One line about an epoch."""
+def format_epoch(line: dict[str, Any], epochs: int) -> str:
+    """Summary of an epoch in one line."""
     parts = [
         f"epoch {line['epoch']}/{epochs}",
         f"learning rate {line['learning_rate']:g}",
@@ -211,13 +212,14 @@ def epoch_in_words(line: dict[str, Any], epochs: int) -> str:
     return ", ".join([*parts, f"{line['images_per_second']:,.0f} images/s"])
 
 
-def _numbers(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    numbers: list[tuple[str, float]] = []
+def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """All numbers of a nested line, with names such as test/member_nll/0."""
+    scalars: list[tuple[str, float]] = []
     for key, value in line.items():
         if isinstance(value, dict):
-            numbers += _numbers(value, f"{prefix}{key}/")
+            scalars += _scalars(value, f"{prefix}{key}/")
         elif isinstance(value, int | float):
-            numbers.append((prefix + key, value))
+            scalars.append((prefix + key, value))
         elif isinstance(value, list):
-            numbers += [(f"{prefix}{key}/{i}", number) for i, number in enumerate(value)]
-    return numbers
+            scalars += [(f"{prefix}{key}/{i}", number) for i, number in enumerate(value)]
+    return scalars

@@ -1,14 +1,14 @@
-"""A run's folder, which says by itself what is in it:
+"""The folder of a training run:
 
-recipe.json        what was trained
-inputs.json        what its inputs look like, and the names of the classes
-environment.json   with what: versions, machine, commit, command; one entry for each time the run was started
-metrics.jsonl      one line an epoch
-checkpoints/       the last two
+recipe.json        the recipe, `Recipe.to_json()`
+inputs.json        format of the inputs and names of the classes, `InputFormat.to_json()`
+environment.json   versions, machine, commit, command and compute options, one entry per start of the run
+metrics.jsonl      one line per epoch
+checkpoints/       the last two checkpoints
 ensemble/          the trained ensemble, for featureflock.load
-result.json        what it came to; there when the run is finished
-predictions/       what the members say of each test set that the run was evaluated on
-tensorboard/       the same curves for TensorBoard, if that is installed
+result.json        final metrics; present when the run is finished
+predictions/       cached predictions of each evaluated test set
+tensorboard/       learning curves, if TensorBoard is installed
 """
 
 import json
@@ -21,16 +21,13 @@ from typing import Any
 
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.checkpoint import Checkpoint
-from featureflock.training.recipe import differences
+from featureflock.training.recipe import recipe_differences
 from featureflock.utils.files import write_atomically
 
 try:
     import fcntl
-except ImportError:  # Windows, where a folder is not locked
+except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]
-
-
-_LAST = ("epoch", "step", "loss", "cross_entropy", "accuracy")
 
 
 class RunLockedError(ValueError):
@@ -39,59 +36,59 @@ class RunLockedError(ValueError):
 
 @dataclass(frozen=True)
 class RunFolder:
+    """Reads and writes the files of a run."""
+
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def ensemble(self) -> Path:
+        """Folder of the trained ensemble."""
         return self.path / "ensemble"
 
     @property
-    def predictions(self) -> Path:
-        return self.path / "predictions"
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
+        """File with one JSON line per epoch."""
         return self.path / "metrics.jsonl"
 
     def check(self, recipe: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-        """See that there is nothing in the way, or a run of this recipe that is to be resumed; its result, if any."""
+        """Raise ValueError unless a run of this recipe can start here or be resumed. Return its result if finished."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self} is a file; give the name of a folder for the run.")
         parent = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not os.access(parent, os.W_OK):
-            raise ValueError(f"{parent} cannot be written to; give a folder for the run elsewhere.")
-        known = self.path / "recipe.json"
-        if not known.exists():
+            raise ValueError(f"{parent} is not writable; give another folder for the run.")
+        if not (self.path / "recipe.json").exists():
             if self.path.exists() and any(p for p in self.path.iterdir() if not p.name.startswith(".")):
-                raise ValueError(f"{self} holds other files but no run; give the name of a new folder.")
+                raise ValueError(f"{self} contains other files but no run; give the name of a new folder.")
             return None
         if not resume:
-            raise ValueError(f"{self} holds a run already; add --resume to go on with it, or give another folder.")
-        differing = differences(recipe, self.read("recipe.json"))
-        if differing:
+            raise ValueError(f"{self} already contains a run; add --resume to resume it, or give another folder.")
+        differences = recipe_differences(recipe, self.read("recipe.json"))
+        if differences:
             raise ValueError(
-                f"{self} is a run of another recipe: {'; '.join(differing)}. Give the recipe that it was started with, "
-                "or another folder."
+                f"{self} is a run of another recipe: {'; '.join(differences)}. Give the recipe of the run, or another "
+                "folder."
             )
         return self.read("result.json") if (self.path / "result.json").exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out; the system unlocks it whatever becomes of this one."""
+        """Create the folder and lock it. The operating system releases the lock when the process ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OSError(f"{self} cannot be made ({error.strerror}); give a folder for the run elsewhere.") from error
+            raise OSError(f"{self} cannot be created ({error.strerror}); give another folder for the run.") from error
         with open(self.path / ".lock", "ab") as file:
             if fcntl is not None:
-                # Processes that are forked to read data may outlive this one, and must not keep it locked.
+                # Forked data loading processes may outlive this one and must not hold the lock.
                 os.register_at_fork(after_in_child=file.close)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,51 +99,65 @@ class RunFolder:
             yield
 
     def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write what is trained, on what, and with what."""
+        """Write recipe.json and inputs.json, and add an entry to environment.json."""
         write_atomically(self.path / "recipe.json", _json(recipe))
         write_atomically(self.path / "inputs.json", _json(inputs))
         try:
-            before = json.loads((self.path / "environment.json").read_bytes())
+            earlier = json.loads((self.path / "environment.json").read_bytes())
         except (OSError, ValueError):
-            before = []
-        write_atomically(self.path / "environment.json", _json([*before, environment]))
+            earlier = []
+        write_atomically(self.path / "environment.json", _json([*earlier, environment]))
 
-    def finish(self, members: int, parameters: int, test: dict[str, Any]) -> dict[str, Any]:
-        """Write what the run came to."""
+    def finish(self, members: int, parameters: int, examples: int, test: dict[str, Any]) -> dict[str, Any]:
+        """Write and return result.json.
+
+        Args:
+            members, parameters: size of the ensemble.
+            examples: number of training examples.
+            test: metrics on the test set.
+        """
         lines = self.read_metrics()
-        last = {name: value for name, value in lines[-1].items() if name in _LAST} if lines else {}
-        seconds = sum(line["seconds"] for line in lines)
-        result = {"members": members, "parameters": parameters, "seconds": seconds, "train": last, "test": test}
+        last = lines[-1] if lines else {}
+        names = [name for name in ("epoch", "step", "loss", "cross_entropy", "accuracy") if name in last]
+        result = {
+            "members": members,
+            "parameters": parameters,
+            "seconds": sum(line["seconds"] for line in lines),
+            "train": {"examples": examples, **{name: last[name] for name in names}},
+            "test": test,
+        }
         write_atomically(self.path / "result.json", _json(result))
         return result
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """What cannot be written, for want of room most often, is said with the way to go on."""
+        """Turn write errors, mostly a full disk, into an OSError that says how to resume."""
         try:
             yield
         except OSError as error:
             raise OSError(
-                f"{self} could not be written to ({error.strerror or error}); what was written before is sound. Make "
-                "room, then go on with --resume."
+                f"Writing to {self} failed ({error.strerror or error}); earlier files are intact. Free some space, then "
+                "resume with --resume."
             ) from error
 
     def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest intact checkpoint, if any, and messages about damaged ones."""
         return checkpoints.read_newest(self.checkpoints)
 
-    def forget_metrics_from(self, epoch: int) -> None:
-        """Keep the lines of the epochs before this one: the others will be written again."""
-        kept = [line for line in self.read_metrics() if line["epoch"] < epoch]
-        write_atomically(self.metrics, b"".join(_line(line) for line in kept))
+    def drop_metrics_from(self, epoch: int) -> None:
+        """Remove the lines of this epoch and later ones, which will be written again."""
+        lines = [line for line in self.read_metrics() if line["epoch"] < epoch]
+        write_atomically(self.metrics, b"".join(_line(line) for line in lines))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
+        """Append the line of an epoch."""
         with open(self.metrics, "ab") as file:
             file.write(_line(line))
             file.flush()
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines: a process that was killed may have left a piece of one."""
+        """Return all complete lines. A killed process may have left part of a line."""
         lines = []
         for text in self.metrics.read_bytes().splitlines() if self.metrics.exists() else []:
             try:
@@ -156,13 +167,13 @@ class RunFolder:
         return lines
 
     def read(self, name: str) -> Any:
-        """What is in one of its JSON files."""
+        """Return the content of a JSON file."""
         try:
             return json.loads((self.path / name).read_bytes())
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.path / name} is missing; was it removed?") from error
         except ValueError as error:
-            raise ValueError(f"{self.path / name} is no readable JSON; was it altered?") from error
+            raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
 
 
 def _json(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a question to be asked between two steps, where nothing is half done."""
+"""Ctrl-C and SIGTERM, deferred to the end of a training step."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from featureflock.distributed.env import launched_by_torchrun
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was interrupted after a checkpoint had been written."""
+    """Training was interrupted by a signal, after a checkpoint had been written."""
 
     def __init__(self, message: str, by: signal.Signals) -> None:
         super().__init__(message)
@@ -20,31 +20,31 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class SignalFlag:
-    """`received` is the first signal that has come, if any."""
+    """`received` is the first signal that arrived, or None."""
 
     received: signal.Signals | None = None
 
 
 @contextmanager
 def deferred_signals() -> Iterator[SignalFlag]:
-    """Note the first signal and go on; a second Ctrl-C ends the process as ever. Only in the main thread."""
-    interrupts = SignalFlag()
+    """Record the first signal instead of raising; a second Ctrl-C interrupts as usual. Main thread only."""
+    flag = SignalFlag()
     if threading.current_thread() is not threading.main_thread():
-        yield interrupts
+        yield flag
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupts.received = signal.Signals(number)
-        if launched_by_torchrun():  # the launcher passes on what came already, and others are waiting for this process
+    def handle(number: int, frame: FrameType | None) -> None:
+        flag.received = signal.Signals(number)
+        if launched_by_torchrun():  # torchrun forwards signals that arrived already, and other ranks wait for this one
             return
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Not by print: the signal may have come in the midst of one.
-        os.write(sys.stderr.fileno(), b"\nFinishing this step, then saving; Ctrl-C once more gives up at once.\n")
+        # print is not re-entrant, and the signal may have arrived inside one.
+        os.write(sys.stderr.fileno(), b"\nFinishing this step and saving; press Ctrl-C again to stop at once.\n")
 
-    asked = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in asked}
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # such as nohup
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield interrupts
+        yield flag
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

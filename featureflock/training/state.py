@@ -1,4 +1,4 @@
-"""What a run is made of at a moment: enough to go on from as if nothing had happened."""
+"""The state of a training run after a step: everything that the rest of the run depends on."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,50 +10,54 @@ from featureflock.ensemble.ensemble import Ensemble
 from featureflock.training.checkpoint import Checkpoint
 from featureflock.training.recipe import Recipe
 
+_PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
+
 
 @dataclass
 class State:
+    """Ensemble, optimisers, running totals and progress."""
+
     ens: Ensemble
     optimisers: list[torch.optim.Optimizer]
-    """The recipe's, which follows its schedule, then the method's own."""
+    """The recipe's optimiser, which follows its schedule, then the method's extra ones."""
     totals: Tensor
-    """Sums over this epoch: the loss, the members' mean cross-entropy, correct answers, examples."""
-    first_bad: Tensor
-    """(n + 1,): the step at which each member's loss, and lastly the whole, was first not finite; −1 for never."""
+    """Sums over this epoch: loss, mean cross-entropy of the members, correct predictions, examples."""
+    first_non_finite: Tensor
+    """(n + 1,): the step at which the loss of each member, and last the total loss, was first not finite; or −1."""
     epoch: int = 0
     batch: int = 0
-    """Batches of this epoch that are done."""
+    """Completed batches of this epoch."""
     step: int = 0
-    """Steps of the whole run that are done."""
+    """Completed steps of the run."""
     seconds: float = 0.0
-    """That this epoch has taken."""
+    """Training time of this epoch."""
     unreadable: list[str] = field(default_factory=list)
-    """Examples that could not be read in this epoch."""
+    """Examples of this epoch that could not be read."""
 
-    def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        """What the optimisers remember of each parameter, such as its momentum; to read and to write."""
+    def optimiser_state(self) -> dict[Tensor, dict[str, Any]]:
+        """State of the optimisers for each parameter, such as its momentum; a live reference, not a copy."""
         groups = [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
         return {p: optimiser.state[p] for optimiser, group in groups for p in group["params"]}
 
-    def checkpoint(self, facts: dict[str, Any]) -> Checkpoint:
+    def checkpoint(self, identity: dict[str, Any]) -> Checkpoint:
+        """Return the state as a checkpoint, with the identity of the run in its metadata."""
         tensors = {f"ensemble/{name}": tensor for name, tensor in self.ens.state_dict().items()}
-        remembered = self.remembered()
+        optimiser_state = self.optimiser_state()
         for name, parameter in self.ens.named_parameters():
-            for key, value in remembered.get(parameter, {}).items():
+            for key, value in optimiser_state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"optimiser/{name}/{key}"] = value
         tensors["totals"] = self.totals
-        where = {name: getattr(self, name) for name in ("epoch", "batch", "step", "seconds", "unreadable")}
-        return Checkpoint(tensors, {**facts, **where})
+        return Checkpoint(tensors, {**identity, **{name: getattr(self, name) for name in _PROGRESS}})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """The inverse of `checkpoint`. Memory formats are those of the ensemble, whatever they were before."""
+        """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
         tensors = checkpoint.tensors
-        prefix = "ensemble/"
-        weights = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-        here = self.ens.state_dict().keys()  # others may have some of the members
-        self.ens.load_state_dict({name: t for name, t in weights.items() if name in here})
-        parameters, remembered = dict(self.ens.named_parameters()), self.remembered()
+        local = self.ens.state_dict().keys()  # other processes may have some of the members
+        self.ens.load_state_dict(
+            {name: tensors[f"ensemble/{name}"] for name in local if f"ensemble/{name}" in tensors}
+        )
+        parameters, optimiser_state = dict(self.ens.named_parameters()), self.optimiser_state()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):
                 name, key = path.removeprefix("optimiser/").rsplit("/", 1)
@@ -61,30 +65,30 @@ class State:
                     continue
                 parameter = parameters[name]
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
-                remembered[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
+                optimiser_state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
         self.totals.copy_(tensors["totals"])
-        for name in ("epoch", "batch", "step", "seconds", "unreadable"):
-            setattr(self, name, checkpoint.facts[name])
+        for name in _PROGRESS:
+            setattr(self, name, checkpoint.metadata[name])
 
 
 def non_finite_members(state: State) -> list[int] | None:
-    """Members with a weight or momentum that is not finite, or [] if that is in what they share; None if all is well.
+    """Members with non-finite weights or momentum; [] if only shared parameters have any; None if all are finite.
 
-    Buffers may hold infinities by design, such as a mask.
+    Buffers are ignored, because they may be infinite on purpose, such as a mask.
     """
+    optimiser_state = state.optimiser_state()
 
-    remembered = state.remembered()
-
-    def sound(parameter: Tensor) -> bool:
-        tensors = (parameter, *(t for t in remembered.get(parameter, {}).values() if isinstance(t, Tensor)))
+    def is_finite(parameter: Tensor) -> bool:
+        tensors = (parameter, *(t for t in optimiser_state.get(parameter, {}).values() if isinstance(t, Tensor)))
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
-    bad = [not all(sound(p) for p in m.parameters()) for m in (*state.ens.extractors, state.ens)]
-    *members, anyone = state.ens.mesh.world.max(torch.tensor(bad, dtype=torch.int64)).tolist()
-    return [i for i, member in enumerate(members) if member] if anyone else None
+    bad = [not all(is_finite(p) for p in m.parameters()) for m in (*state.ens.extractors, state.ens)]
+    *members, anywhere = state.ens.mesh.world.max(torch.tensor(bad, dtype=torch.int64)).tolist()
+    return [i for i, member in enumerate(members) if member] if anywhere else None
 
 
-def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
+def initial_state(recipe: Recipe, ens: Ensemble) -> State:
+    """Return the state before the first step."""
     device = next(ens.parameters()).device
 
     def sgd(parameters: list[nn.Parameter]) -> torch.optim.SGD:
@@ -97,7 +101,7 @@ def fresh_state(recipe: Recipe, ens: Ensemble) -> State:
             fused=device.type in ("cpu", "cuda"),
         )
 
-    exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-    totals = torch.zeros(4, dtype=exact, device=device)
-    first_bad = torch.full((len(ens) + 1,), -1, device=device)
-    return State(ens, recipe.method.optimisers(ens, sgd), totals, first_bad)
+    dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    totals = torch.zeros(4, dtype=dtype, device=device)
+    first_non_finite = torch.full((len(ens) + 1,), -1, device=device)
+    return State(ens, recipe.method.optimisers(ens, sgd), totals, first_non_finite)

@@ -1,4 +1,4 @@
-"""How well an ensemble predicts: accuracy and negative log-likelihood of its averaged probabilities and of each member.
+"""Accuracy and negative log-likelihood of an ensemble and of its members, for the training loop.
 
 Shapes: n members, B examples, C classes.
 """
@@ -17,21 +17,21 @@ from featureflock.training.compute import ResolvedCompute
 
 
 class DivergenceError(FloatingPointError):
-    """A number that should be finite is not."""
+    """A loss, weight or prediction is not finite."""
 
 
 @torch.no_grad()
-def measure(
-    ens: Ensemble, examples: Examples, setup: ResolvedCompute, size: int, on_batch: Callable[[Batch], None]
+def evaluate_examples(
+    ens: Ensemble, examples: Examples, compute: ResolvedCompute, batch_size: int, on_batch: Callable[[Batch], None]
 ) -> dict[str, Any]:
-    """Accuracy in % and NLL in nats of the ensemble, and of each member, on all examples.
+    """Return accuracy in % and NLL in nats of the ensemble and of each member, on all readable examples.
 
-    In batches of `size`, for each of which `on_batch` is called.
+    `on_batch` is called for each batch, before it is computed.
     """
-    device, parts = torch.device(setup.device), ens.mesh.data
-    order = list(torch.arange(len(examples)).split(size))[parts.rank :: parts.size]
-    exact = torch.float32 if device.type == "mps" else torch.float64
-    totals = torch.zeros(len(ens) + 1, 3, dtype=exact, device=device)
+    device, data = torch.device(compute.device), ens.mesh.data
+    order = list(torch.arange(len(examples)).split(batch_size))[data.rank :: data.size]
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    totals = torch.zeros(len(ens) + 1, 3, dtype=dtype, device=device)
     training = ens.training
     ens.eval()
     try:
@@ -39,21 +39,21 @@ def measure(
             on_batch(batch)
             if not len(batch.y):
                 continue
-            with setup.computing(len(batch.y) == size):
-                logits_nbc = ens(setup.inputs(batch.x))
+            with compute.computing(len(batch.y) == batch_size):
+                logits_nbc = ens(compute.inputs(batch.x))
             log_p_nbc = logits_nbc.float().log_softmax(-1)
-            mixed_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
-            totals += torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mixed_1bc, log_p_nbc])])
+            mean_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
+            totals += torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mean_1bc, log_p_nbc])])
     finally:
         ens.train(training)
-    totals = parts.sum(totals).cpu()
+    totals = data.sum(totals).cpu()
     count = int(totals[0, 2])
     if not count:
-        raise OSError("None of the examples could be read, so nothing could be measured.")
-    bad = [i for i, row in enumerate(torch.isfinite(totals[1:]).all(1).tolist()) if not row]
+        raise OSError("None of the examples could be read, so there is nothing to evaluate.")
+    bad = [i for i, finite in enumerate(torch.isfinite(totals[1:]).all(1).tolist()) if not finite]
     if bad:
         raise DivergenceError(
-            f"In evaluation the predictions of member {bad[0]} are not finite, though they were in training."
+            f"The predictions of member {bad[0]} are not finite in evaluation, although they were in training."
         )
     (accuracy, *accuracies), (nll, *nlls) = (totals[:, :2] / count).T.tolist()
     return {
@@ -66,7 +66,7 @@ def measure(
 
 
 def _sums(log_p_bc: Tensor, y_b: Tensor) -> Tensor:
-    """Correct answers, NLL, and examples."""
+    """Number of correct predictions, sum of the NLL, and number of examples."""
     correct = (log_p_bc.argmax(-1) == y_b).sum()
     nll = F.nll_loss(log_p_bc, y_b, reduction="sum")
     return torch.stack([correct.to(nll), nll, torch.full_like(nll, len(y_b))])

@@ -14,16 +14,22 @@ _HOUR = 3600.0
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """All of it or nothing: a partial file, forced to the disk, then renamed.
+    """Write a file so that a reader sees either all of it or the previous one.
 
-    What raises while `data` is being produced, a failed check for instance, leaves `path` as it was.
+    An exception while `data` is produced, such as a failed check, leaves `path` unchanged.
     """
+    with atomic_path(path) as partial, open(partial, "xb") as file:
+        for chunk in [data] if isinstance(data, bytes) else data:
+            file.write(chunk)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces `path` at the end, or is removed after an exception."""
     partial = _partial(path.parent)
     try:
-        with open(partial, "xb") as file:
-            for chunk in [data] if isinstance(data, bytes) else data:
-                file.write(chunk)
-            file.flush()
+        yield partial
+        with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:

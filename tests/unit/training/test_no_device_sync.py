@@ -14,7 +14,7 @@ from featureflock.distributed.mesh import SINGLE_PROCESS
 from featureflock.models import CNNConfig
 from featureflock.training import Recipe, ResolvedCompute
 from featureflock.training.loop import _Loop
-from featureflock.training.state import fresh_state
+from featureflock.training.state import initial_state
 
 META = torch.device("meta")
 
@@ -35,7 +35,7 @@ def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
             seed=0,
             train_size=100,
         )
-    loop = _Loop(recipe, None, SETUP, None, {}, None, fresh_state(recipe, ens), None, None, SINGLE_PROCESS)
+    loop = _Loop(recipe, None, SETUP, None, {}, None, initial_state(recipe, ens), None, None, SINGLE_PROCESS)
     pictures = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
     normalisation = Normalisation((0.5,) * 3, (0.2,) * 3)
     examples = TensorExamples(
