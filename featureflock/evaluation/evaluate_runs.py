@@ -166,8 +166,8 @@ def _splits(runs: list[TrainedRun], data: DataSet | None) -> tuple[Splits, str]:
     for run, other in zip(runs[1:], others, strict=True):
         if other != first and run.data().load().test.identity() != splits.test.identity():
             raise ValueError(
-                f"{runs[0]} and {run} have other test sets ({'; '.join(recipe_differences(first, other, 'data'))}); evaluate "
-                "them apart."
+                f"{runs[0]} and {run} have different test sets "
+                f"({'; '.join(recipe_differences(first, other, 'data'))}); evaluate them separately."
             )
     return splits, str(first["class"])
 

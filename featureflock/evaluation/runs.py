@@ -1,17 +1,16 @@
 """Trained runs, as the evaluation sees them: what was trained, and which of them differ by their seed alone."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
-from featureflock import data as data_sets
-from featureflock import methods
 from featureflock.data import DataSet
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.ensemble.saving import load
+from featureflock.methods import METHODS
+from featureflock.training.build import rebuild
+from featureflock.training.recipe import UnregisteredComponentError, data_set_from_json
 from featureflock.training.run_folder import RunFolder
 
 
@@ -40,32 +39,21 @@ class TrainedRun:
     def method(self) -> str:
         """As it is called in tables."""
         name = self.recipe["method"]["class"]
-        known = getattr(methods, name, None)
-        return str(known.title if known is not None else name)
+        return next((method.title for method in METHODS.values() if method.__name__ == name), name)
 
     def load_ensemble(self) -> Ensemble:
-        return load(self.folder.ensemble)
+        """The trained ensemble."""
+        return rebuild(self.folder)
 
     def data(self) -> DataSet:
-        """The data set that it was trained on, of those that a recipe can name."""
-        return self._data_set(self.recipe["data"])
-
-    def _data_set(self, description: dict[str, Any]) -> DataSet:
-        name = description["class"]
-        kind = getattr(data_sets, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, DataSet)) or kind is data_sets.CustomData:
+        """The data set of the recipe."""
+        try:
+            return data_set_from_json(self.recipe["data"])
+        except UnregisteredComponentError as error:
             raise ValueError(
-                f"{self} was trained on data of your own ({name}), which its folder does not hold; call "
-                "featureflock.evaluation.evaluate from Python with data=… instead."
-            )
-        hints = get_type_hints(kind)
-        known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        return kind(**{key: self._as(hints[key], value) for key, value in description.items() if key in known})
-
-    def _as(self, hint: Any, value: Any) -> Any:
-        if hint is DataSet:
-            return self._data_set(value)
-        return Path(value) if hint is Path else tuple(value) if isinstance(value, list) else value
+                f"{self} was trained on custom data ({self.recipe['data']['class']}), which its folder does not "
+                "contain; call featureflock.evaluation.evaluate from Python with data=… instead."
+            ) from error
 
 
 _OWN = ("method", "members")

@@ -351,8 +351,8 @@ class _Loop:
             self._save_checkpoint()
             epoch = min(self.state.epoch + 1, self.recipe.epochs)
             raise TrainingInterrupted(
-                f"Stopped after step {self.state.step}, in epoch {epoch}; everything is saved in {self.run}. To resume, "
-                "repeat the command with --resume.",
+                f"Stopped after step {self.state.step}, in epoch {epoch}; everything is saved in {self.run}. To "
+                "resume, repeat the command with --resume.",
                 Signals(signal_),
             )
 

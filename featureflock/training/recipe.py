@@ -94,23 +94,29 @@ class Recipe:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1; got {self.momentum}.")
         if self.nesterov and self.momentum == 0:
-            raise ValueError("Nesterov momentum needs a momentum above 0; set momentum, such as 0.9, or switch nesterov off.")
+            raise ValueError(
+                "Nesterov momentum needs a momentum above 0; set momentum, such as 0.9, or switch nesterov off."
+            )
         if any(e < 1 for e in self.decay_epochs) or list(self.decay_epochs) != sorted(set(self.decay_epochs)):
-            raise ValueError(f"decay_epochs must be increasing and at least 1, such as 150 225; got {self.decay_epochs}.")
+            raise ValueError(
+                f"decay_epochs must be increasing and at least 1, such as 150 225; got {self.decay_epochs}."
+            )
         if self.schedule not in get_args(Schedule):
             raise ValueError(f'schedule must be "steps" or "one-cycle"; got {self.schedule!r}.')
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be at least 0 and below 1, a fraction of the steps; got {self.warmup}.")
         if self.schedule == "one-cycle" and self.decay_epochs:
             raise ValueError(
-                f"A one-cycle schedule has no decay_epochs; leave them out, or use schedule steps; got {self.decay_epochs}."
+                f"A one-cycle schedule has no decay_epochs; leave them out, or use steps; got {self.decay_epochs}."
             )
         if self.members is not None and not 1 <= self.members <= 1000:
             raise ValueError(f"members must be 1 to 1,000; got {self.members}.")
         if not 0 <= self.seed < 4_000_000 or not 0 <= self.split_seed < 4_000_000:
             raise ValueError(f"seed and split_seed must be 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
         if self.validation < 0 or (self.subset is not None and self.subset < 1):
-            raise ValueError(f"subset must be at least 1 and validation at least 0; got {self.subset} and {self.validation}.")
+            raise ValueError(
+                f"subset must be at least 1 and validation at least 0; got {self.subset} and {self.validation}."
+            )
 
     @property
     def size(self) -> int:
@@ -144,6 +150,12 @@ class Recipe:
         """The recipe that `to_json` wrote. Its components must be registered."""
         recipe: Recipe = serialization.from_json(cls, value, _find_component, "the recipe")
         return recipe
+
+
+def data_set_from_json(value: Any) -> DataSet:
+    """The data set of a recipe in JSON, without its other components."""
+    data: DataSet = serialization.from_json(DataSet, value, _find_component, "the data set of the recipe")
+    return data
 
 
 _FREE = ("folder", "workers")

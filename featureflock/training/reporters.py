@@ -132,7 +132,9 @@ class TensorBoardReporter(Reporter):
 
     def __init__(self, folder: Path) -> None:
         if not has_tensorboard():
-            raise ImportError('TensorBoardReporter needs TensorBoard; install it with pip install "featureflock[tensorboard]".')
+            raise ImportError(
+                'TensorBoardReporter needs TensorBoard; install it with pip install "featureflock[tensorboard]".'
+            )
         self.folder = folder
         self.writer: SummaryWriter | None = None
 

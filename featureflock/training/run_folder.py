@@ -30,6 +30,10 @@ except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 
+_FINAL = ("epoch", "step", "loss", "cross_entropy", "accuracy")
+"""Metrics of the last epoch in result.json."""
+
+
 class RunLockedError(ValueError):
     """Another process is training this run."""
 
@@ -52,6 +56,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def predictions(self) -> Path:
+        """Folder of the cached predictions."""
+        return self.path / "predictions"
 
     @property
     def metrics(self) -> Path:
@@ -117,13 +126,12 @@ class RunFolder:
             test: metrics on the test set.
         """
         lines = self.read_metrics()
-        last = lines[-1] if lines else {}
-        names = [name for name in ("epoch", "step", "loss", "cross_entropy", "accuracy") if name in last]
-        result = {
+        last: dict[str, Any] = lines[-1] if lines else {}
+        result: dict[str, Any] = {
             "members": members,
             "parameters": parameters,
             "seconds": sum(line["seconds"] for line in lines),
-            "train": {"examples": examples, **{name: last[name] for name in names}},
+            "train": {"examples": examples, **{name: last[name] for name in _FINAL if name in last}},
             "test": test,
         }
         write_atomically(self.path / "result.json", _json(result))
@@ -136,8 +144,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise OSError(
-                f"Writing to {self} failed ({error.strerror or error}); earlier files are intact. Free some space, then "
-                "resume with --resume."
+                f"Writing to {self} failed ({error.strerror or error}); earlier files are intact. Free some space, "
+                "then resume with --resume."
             ) from error
 
     def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:

@@ -54,9 +54,7 @@ class State:
         """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
         tensors = checkpoint.tensors
         local = self.ens.state_dict().keys()  # other processes may have some of the members
-        self.ens.load_state_dict(
-            {name: tensors[f"ensemble/{name}"] for name in local if f"ensemble/{name}" in tensors}
-        )
+        self.ens.load_state_dict({name: tensors[f"ensemble/{name}"] for name in local if f"ensemble/{name}" in tensors})
         parameters, optimiser_state = dict(self.ens.named_parameters()), self.optimiser_state()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):

@@ -85,7 +85,10 @@ def _run(folder, method, seed, members):
     words = "-".join(map(str, method.values())).replace("/", "")
     path = folder / f"{words}-{seed}"
     path.mkdir(parents=True)
-    started = provenance() | {"command": f"featureflock train digits --seed {seed}", "compute": {"precision": "float32"}}
+    started = provenance() | {
+        "command": f"featureflock train digits --seed {seed}",
+        "compute": {"precision": "float32"},
+    }
     lines = [
         {"epoch": k, "cross_entropy": 2 / k, "accuracy": 50 + k, "validation": {"accuracy": 45 + k, "nll": 1 / k}}
         for k in (1, 2, 3)

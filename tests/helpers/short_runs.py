@@ -33,7 +33,7 @@ class Remember(Reporter):
     def epoch(self, line):
         self.lines.append(line)
 
-    def note(self, text):
+    def log(self, text):
         self.notes.append(text)
 
     def close(self):

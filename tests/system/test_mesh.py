@@ -198,7 +198,7 @@ def test_order_and_augmentation_do_not_depend_on_the_mesh(folder):
     before, after = (read_newest(run / "checkpoints")[0] for run in (one, many))
     assert before is not None
     assert after is not None
-    assert before.facts["step"] == after.facts["step"] == 20
+    assert before.metadata["step"] == after.metadata["step"] == 20
     sums = {"totals"}  # kept in float32 before they are added
     assert before.tensors.keys() == after.tensors.keys()
     for name in before.tensors.keys() - sums:

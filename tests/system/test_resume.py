@@ -148,7 +148,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(undisturbed, tmp_path):
     try:
         # No file may grow beyond 4 kB: like a full disk, this fails in the middle of writing a checkpoint.
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-        with pytest.raises(OSError, match=r"could not be written to .* go on with --resume"):
+        with pytest.raises(OSError, match=r"Writing to .* failed .* resume with --resume"):
             train(recipe(), folder, compute=ComputeConfig(test_every=5, checkpoint_minutes=0), resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -171,7 +171,9 @@ def interrupted(folder: Path) -> None:
 
 def test_an_interrupt_saves_the_step_it_came_in(undisturbed, tmp_path):
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(TrainingInterrupted, match=r"Stopped after step 21, in epoch 2; all is saved .* with --resume"):
+    with pytest.raises(
+        TrainingInterrupted, match=r"Stopped after step 21, in epoch 2; everything is saved .* with --resume"
+    ):
         interrupted(tmp_path / "run")
     assert signal.getsignal(signal.SIGINT) is handler
     assert newest_step(tmp_path / "run") == 21
@@ -187,7 +189,7 @@ def test_other_data_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"another recipe: data.padding is 1 instead of 2"):
         train(other, tmp_path / "run", resume=True)
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"recipe.json is no readable JSON"):
+    with pytest.raises(ValueError, match=r"recipe.json is not valid JSON"):
         train(recipe(), tmp_path / "run", resume=True)
 
 
@@ -288,10 +290,12 @@ def test_the_command_can_be_stopped_and_goes_on(number, code, finished, tmp_path
     _, errors = process.communicate(timeout=100)
     assert process.returncode == code
     if number != signal.SIGKILL:
-        assert "Finishing this step, then saving" in errors
-        assert re.search(r"\nfeatureflock: Stopped after step \d+, in epoch \d+; all is saved .* --resume\.\n$", errors)
+        assert "Finishing this step and saving" in errors
+        assert re.search(
+            r"\nfeatureflock: Stopped after step \d+, in epoch \d+; everything is saved .* --resume\.\n$", errors
+        )
     again, said = flock(out, "--resume"), ""
     said, errors = again.communicate(timeout=200)
     assert again.returncode == 0, errors
-    assert "Going on after step" in said
+    assert "Resuming after step" in said
     assert_same_run(out, finished)

@@ -286,4 +286,4 @@ def test_mistakes_on_the_command_line(command, run, picture, tmp_path):
     assert "does not exist; give the folder of a run" in command(tmp_path / "nothing", picture)[1]
     assert "Say which pictures" in command(run)[1]
     assert "--top must be at least 1; got 0" in command(run, picture, "--top", "0")[1]
-    assert "cannot be used here" in command(run, picture, "--device", "quantum")[1]
+    assert "is not available" in command(run, picture, "--device", "quantum")[1]

@@ -155,7 +155,7 @@ def test_names_list_themselves(monkeypatch, capsys):
         (["train", "digits", "--validation", "1200"], "to leave training examples"),
         (["train", "digits", "--model", "wide-resnet", "--model.depth", "17"], "depth"),
         (["train", "imagenet-resnet50", "--data.folder", "nowhere"], "There is no folder nowhere"),
-        (["train", "digits", "--out", "/proc/nowhere/run"], "cannot be made"),
+        (["train", "digits", "--out", "/proc/nowhere/run"], "cannot be created"),
         (["train", "--members", "3"], "The name of a recipe comes first"),
         (["trainn"], r"no command 'trainn'; did you mean train\?"),
     ],
@@ -182,7 +182,7 @@ def test_the_next_command_compares_like_with_like(monkeypatch):
     flags = ["--members", "3", "--method", "feature-wgd", "--method.rank=2", "--decay-epochs", "2", "3", "--resume"]
     flags += ["--out", "a", "--seed", "4"]
     wanted = "featureflock train digits --members 3 --decay-epochs 2 3 --seed 4 --method deep-ensembles"
-    assert command._to_compare("digits", flags, "deep-ensembles") == wanted
+    assert command._command_with_method("digits", flags, "deep-ensembles") == wanted
 
 
 # Runs
@@ -210,7 +210,7 @@ def test_a_run_tells_its_story_and_tensorboard_shows_it(monkeypatch, capsys, tmp
     )
     code, _, errors = flock(monkeypatch, capsys, *words)
     assert code == 1
-    assert "holds a run already; add --resume" in errors
+    assert "already contains a run; add --resume" in errors
 
 
 def test_a_terminal_gets_a_live_bar(tmp_path):
@@ -270,7 +270,7 @@ def test_broken_pictures_are_named_counted_and_survived(monkeypatch, capsys, tmp
     )
     assert code == 0, errors
     assert re.search(r"Skipped net/train/n0/7.JPEG .*, which cannot be read; 1 in this epoch", out)
-    assert re.search(r"Left out of what is measured: net/val/n1/2.JPEG", out)
+    assert re.search(r"Left net/val/n1/2.JPEG .* out of the test set", out)
     assert re.search(r"Test: 100.00 % correct", out)
 
 

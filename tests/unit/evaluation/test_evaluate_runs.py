@@ -286,14 +286,16 @@ def test_data_of_ones_own(tmp_path):
     train(replace(SMALL, data=data, model=MLPConfig((8,)), epochs=1, subset=None, validation=0), tmp_path / "run")
     results = evaluate([tmp_path / "run"], data=data).results
     assert results["conditions"] == ["clean"]
-    with pytest.raises(ValueError, match="data of your own"):
+    with pytest.raises(ValueError, match="trained on custom data"):
         evaluate([tmp_path / "run"])
 
 
 def test_runs_of_other_data_are_not_compared(runs, tmp_path):
     recipe = replace(SMALL, data=Digits(views=2), method=DeepEnsembles(), epochs=1)
     train(recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"have other test sets \(data.views is 1 instead of 2\); evaluate them apart"):
+    with pytest.raises(
+        ValueError, match=r"have different test sets \(data.views is 1 instead of 2\); evaluate them separately"
+    ):
         evaluate([runs[0], tmp_path / "run"], PROTOCOL)
 
 

@@ -26,7 +26,7 @@ def test_a_run_is_read(runs):
     run = read_run(runs[2])
     assert (run.method, run.seed, len(run.curves)) == ("feature-WGD", 0, 1)
     assert run.data() == Digits()
-    assert run.recipe["model"]["class"] == "CNN"
+    assert run.recipe["model"]["class"] == "CNNConfig"
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(run.load_ensemble().predict(x), ff.load(runs[2] / "ensemble").predict(x))
 
@@ -76,7 +76,7 @@ def test_folders_that_are_no_finished_runs_are_refused(runs, tmp_path):
     (broken / "recipe.json").write_text("{")
     (broken / "result.json").write_text("{}")
     shutil.copy(runs[0] / "ensemble" / "ensemble.json", index)
-    with pytest.raises(ValueError, match=r"recipe\.json is no readable JSON"):
+    with pytest.raises(ValueError, match=r"recipe\.json is not valid JSON"):
         read_run(broken)
 
 
@@ -100,7 +100,7 @@ def test_data_of_ones_own_are_asked_for(tmp_path):
         SMALL, data=data, model=MLPConfig((8,)), method=DeepEnsembles(), epochs=1, subset=None, validation=0
     )
     train(recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"was trained on data of your own \(OwnData\).* with data=… instead"):
+    with pytest.raises(ValueError, match=r"was trained on custom data \(CustomData\).* with data=… instead"):
         read_run(tmp_path / "run").data()
 
 
@@ -108,4 +108,4 @@ def test_a_runs_inputs_are_kept_with_it(runs):
     inputs = json.loads((runs[0] / "inputs.json").read_text())
     assert inputs["shape"] == [1, 8, 8]
     assert inputs["white"] == 16
-    assert inputs["names"] == list("0123456789")
+    assert inputs["class_names"] == list("0123456789")

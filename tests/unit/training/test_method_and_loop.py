@@ -133,8 +133,8 @@ def test_batches_are_cut_from_the_order_that_the_method_gives(tmp_path):
     ("result", "got"),
     [
         (lambda loss, outputs: loss, "got Tensor"),
-        (lambda loss, outputs: LossOutput(loss, outputs[0]), r"got outputs of shape \(64, 10\)"),
-        (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got a loss of shape \(64, 10\)"),
+        (lambda loss, outputs: LossOutput(loss, outputs[0]), r"got outputs of shape \(50, 10\)"),
+        (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got a loss of shape \(50, 10\)"),
     ],
 )
 def test_a_loss_that_is_no_loss_output_is_refused(result, got, tmp_path):

@@ -15,15 +15,14 @@ from featureflock.data import permutation
 from featureflock.models import FastCNNConfig
 from featureflock.training import Reporter, TrainingInterrupted, train
 from featureflock.training.build import build
-from featureflock.training.recipe import describe, differences
 
 CYCLE = replace(SHORT, schedule="one-cycle", warmup=0.25, learning_rate=0.2, epochs=4, seed=7)
 
 
 def test_one_cycle_rises_and_falls_in_straight_lines():
-    rate = CYCLE.learning_rate_of
+    rate = CYCLE.learning_rate_at
     assert [rate(e) for e in (0, 0.5, 1, 2, 3, 4)] == pytest.approx([0, 0.1, 0.2, 0.2 * 2 / 3, 0.2 / 3, 0])
-    falling = replace(CYCLE, warmup=0.0).learning_rate_of
+    falling = replace(CYCLE, warmup=0.0).learning_rate_at
     assert [falling(e) for e in (0, 1, 4)] == pytest.approx([0.2, 0.15, 0])
     steps = [rate((t + 0.5) / 5) for t in range(20)]
     assert sum(steps) == pytest.approx(20 * 0.2 / 2)  # the area of a triangle
@@ -34,7 +33,7 @@ def test_steps_do_not_depend_on_where_in_an_epoch():
     recipe = replace(SHORT, epochs=4, decay_epochs=(1, 3), decay_ratio=0.5, learning_rate=0.2)
     for epoch, rate in enumerate([0.2, 0.1, 0.1, 0.05]):
         for share in (0, 1e-6, 0.5, 1 - 1e-6):
-            assert recipe.learning_rate_of(epoch + share) == rate
+            assert recipe.learning_rate_at(epoch + share) == rate
 
 
 def test_a_run_follows_one_cycle_step_by_step(tmp_path):
@@ -80,14 +79,3 @@ def test_a_resumed_one_cycle_ends_with_the_same_bits(at, tmp_path):
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in "ab"
     )
     assert [(m["learning_rate"], m["loss"]) for m in a] == [(m["learning_rate"], m["loss"]) for m in b]
-
-
-def test_descriptions_from_before_there_were_schedules_are_still_right():
-    old = describe(SHORT)
-    assert "schedule" not in old
-    assert "warmup" not in old
-    assert not differences(describe(replace(SHORT, warmup=0.5)), old)  # it has no part in steps
-    assert differences(describe(replace(SHORT, schedule="one-cycle")), old) == [
-        'schedule is "one-cycle" instead of null',
-        "warmup is 0.2 instead of null",
-    ]

@@ -198,7 +198,7 @@ def test_what_was_chosen_is_said_and_kept(tmp_path):
     train(replace(SHORT, model=CNNConfig(4), epochs=1), tmp_path, reporter=reporter)
     assert reporter.notes == ["Computing on cpu, float32, channels_last, 1 thread."]
     (environment,) = json.loads((tmp_path / "environment.json").read_text())
-    assert environment["setup"]["channels_last"] is True
+    assert environment["compute"]["channels_last"] is True
     assert environment["versions"]["torch"] == torch.__version__
 
 
@@ -229,7 +229,7 @@ def test_own_arrays_and_own_modules(tmp_path):
 
 def test_an_own_module_must_say_its_features_or_bring_a_head(tmp_path):
     recipe = replace(SHORT, model=CustomModelConfig(lambda: nn.Flatten()))
-    with pytest.raises(ValueError, match="Flatten has no feature_dim"):
+    with pytest.raises(ValueError, match="Flatten has no integer attribute feature_dim"):
         train(recipe, tmp_path)
     assert not list(tmp_path.iterdir())
 
