@@ -58,7 +58,7 @@ from harness import progress, ratios, row, write_json
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
 from featureflock.distributed.mesh import Axis, Mesh, MeshShape, join_mesh
 from featureflock.ensemble.ensemble import Ensemble
@@ -421,7 +421,8 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
     compute = resolve_compute(ComputeConfig(compile="off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
-    with join_mesh(shape) as mesh, retained_memory():
+    reuse_freed_memory()
+    with join_mesh(shape) as mesh:
         state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         x, y = compute.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
         ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
@@ -461,8 +462,8 @@ def _early(ens: Ensemble, mesh: Mesh, on: bool) -> Iterator[None]:
         received = [torch.empty_like(features) for _ in range(mesh.members.size)]
         started.append((dist.all_gather(received, features.detach(), mesh.members.group, async_op=True), received))
 
-    handles = [m.register_forward_hook(start) for m in ens._here(ens.extractors)]
-    ens._all = lambda parts, name: _Early.apply(mesh.members, started, *parts)  # type: ignore[method-assign]
+    handles = [m.register_forward_hook(start) for m in ens._local(ens.extractors)]
+    ens._gather = lambda parts, name: _Early.apply(mesh.members, started, *parts)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featureflock as ff
-from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.ensemble.execution import Execution
 from featureflock.methods import DeepEnsembles, FeatureWGD, Method
 from featureflock.models import WideResNetConfig
@@ -177,12 +177,12 @@ def _time_ratios(configuration: Configuration, rounds: int) -> list[float]:
     ensemble, step = _training(configuration, configuration.members, "sequential")
     executions: tuple[Execution, Execution] = "sequential", "low_memory"
     seconds = []
-    with retained_memory():  # as in training
-        for execution in (rounds + 1) * executions:
-            ensemble.execution = execution
-            start = time.process_time()
-            step()
-            seconds.append(time.process_time() - start)
+    reuse_freed_memory()  # as in training
+    for execution in (rounds + 1) * executions:
+        ensemble.execution = execution
+        start = time.process_time()
+        step()
+        seconds.append(time.process_time() - start)
     return [low / plain for plain, low in zip(seconds[2::2], seconds[3::2], strict=True)]  # the first two warm up
 
 

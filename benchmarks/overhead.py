@@ -21,7 +21,7 @@ import torch
 from harness import Worker, progress, ratios, row, seconds
 from torch import Tensor, nn
 
-from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import WideResNetConfig
 from featureflock.training import ComputeConfig, Recipe
@@ -68,13 +68,13 @@ def _compare(
         rows.append(row(f"{name}: {method.title}, whole step", added, "", "of a step", seconds=taken[method.title]))
     of_a_step = median(taken[base]) * members / few
     progress(f"  {name}: method only")
-    with retained_memory():
-        eager = ComputeConfig(compile="off", execution="sequential")
-        light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
-        for step in light.values():
-            step()
-            step()
-        light_times = _in_turns({title: partial(seconds, step) for title, step in light.items()}, light_rounds)
+    reuse_freed_memory()
+    eager = ComputeConfig(compile="off", execution="sequential")
+    light = {m.title: _step(m, network, members, eager, light=True) for m in methods}
+    for step in light.values():
+        step()
+        step()
+    light_times = _in_turns({title: partial(seconds, step) for title, step in light.items()}, light_rounds)
     for method in methods[1:]:
         added = [(a - b) / of_a_step for a, b in zip(light_times[method.title], light_times[base], strict=True)]
         target = f"≤ {LIMITS[type(method)][limit]}"  # type: ignore[index]
@@ -96,10 +96,10 @@ def _train(
     turn: Callable[[], None], method: Method, network: WideResNetConfig, members: int, compute: ComputeConfig
 ) -> None:
     step = _step(method, network, members, compute)
-    with retained_memory():
-        while True:
-            step()
-            turn()
+    reuse_freed_memory()
+    while True:
+        step()
+        turn()
 
 
 class _Light(nn.Module):

@@ -18,6 +18,7 @@ from harness import Worker, progress, ratios, row
 from torch import Tensor
 
 import featureflock as ff
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.models import WideResNetConfig
 
 SEED, BATCH = 0, 256
@@ -78,6 +79,7 @@ def _plain(turn: Callable[[], None], network: WideResNetConfig, members: int) ->
 
 
 def _ours(turn: Callable[[], None], network: WideResNetConfig, members: int, compile: bool) -> None:
+    reuse_freed_memory()  # as `featureflock predict` does
     ens, x = _ensemble(network, members)
     fast = ens.for_inference(compile=compile)
     while True:

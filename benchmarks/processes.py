@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from harness import Worker, progress, ratios, row
 
-from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.distributed.mesh import join_mesh
 from featureflock.methods import FeatureWGD
 from featureflock.models import WideResNetConfig
@@ -99,7 +99,8 @@ def _train(
     compute = resolve_compute(ComputeConfig(compile="on" if compile else "off"), "float32", ens, lambda: 0.0)
     torch.manual_seed(SEED)
     x, y = compute.inputs(torch.randn(BATCH, 3, 32, 32)), torch.randint(10, (BATCH,))
-    with join_mesh() as mesh, retained_memory():
+    reuse_freed_memory()
+    with join_mesh() as mesh:
         state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         while True:
             state.optimisers[0].zero_grad()

@@ -22,7 +22,7 @@ import torch
 from harness import ratios, row
 
 import featureflock as ff
-from featureflock.cpu_kernels.malloc import retained_memory
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.methods import DeepEnsembles, FeatureWGD, Method
 from featureflock.models import CNNConfig
 from featureflock.training import ComputeConfig, Recipe
@@ -36,13 +36,13 @@ def measure(scale: str) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with retained_memory():
-            if scale == "quick":
-                return [*_transport((2, 4), (1000, 2000), 1), *_steps(CNNConfig(4), (2, 4), 1)]
-            ns = (2, 8, 32, 128)
-            if scale == "full":
-                return [*_transport(ns, (8_192, 32_768, 131_072, 1_000_000), 15), *_steps(CNNConfig(32), ns, 7)]
-            return [*_transport(ns, (8_192, 32_768, 131_072), 5), *_steps(CNNConfig(16), ns, 3)]
+        reuse_freed_memory()
+        if scale == "quick":
+            return [*_transport((2, 4), (1000, 2000), 1), *_steps(CNNConfig(4), (2, 4), 1)]
+        ns = (2, 8, 32, 128)
+        if scale == "full":
+            return [*_transport(ns, (8_192, 32_768, 131_072, 1_000_000), 15), *_steps(CNNConfig(32), ns, 7)]
+        return [*_transport(ns, (8_192, 32_768, 131_072), 5), *_steps(CNNConfig(16), ns, 3)]
     finally:
         torch.set_num_threads(threads)
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
 from featureflock.methods import FeatureWGD
 from featureflock.models import WideResNetConfig
@@ -111,6 +112,7 @@ def _featureflock(turn: Callable[[], None], network: WideResNetConfig, members: 
         def step(self, step: int, averages: object) -> None:
             turn()
 
+    reuse_freed_memory()  # as `featureflock train` does
     x, y = (torch.from_numpy(array) for array in _random_images())
     x = x.permute(0, 3, 1, 2).contiguous()
     data = CustomData(train=(x, y), test=(x[:BATCH], y[:BATCH]), padding=4, flip=True)

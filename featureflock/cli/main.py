@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.distributed.env import is_rank_zero
 from featureflock.utils.registry import load_plugins
 from featureflock.utils.suggestions import unknown_name
@@ -51,6 +52,8 @@ def main() -> None:
 def _run(command: str, *args: str) -> None:
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
+    if command != "data":
+        reuse_freed_memory()
     with _immediate_interrupt():
         module = importlib.import_module(f"featureflock.cli.{command}")
         load_plugins()

@@ -1,4 +1,4 @@
-"""What the kernels share: a C file compiled for this processor when it is first asked for."""
+"""Compile a C kernel for this processor on first use."""
 
 import ctypes
 import os
@@ -13,12 +13,13 @@ import torch
 
 
 @lru_cache
-def compiled(name: str, pointers: int, numbers: int) -> Any:
-    """The function `name` in the C file `name`, of so many pointers, then so many longs; 0 means that all is well.
+def load_kernel(name: str, pointers: int, integers: int) -> Any:
+    """Return the C function `name` of the file `name`.c, or None if no C compiler can compile it.
 
-    The last of the longs is how many threads it may use.
-
-    None where there is no C compiler that can make it.
+    Args:
+        name: of the file and of the function, which returns 0, or 1 if memory ran out.
+        pointers: number of pointer arguments, which come first.
+        integers: number of `long` arguments; the last one is the number of threads.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
@@ -30,11 +31,11 @@ def compiled(name: str, pointers: int, numbers: int) -> Any:
         if subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, check=False).returncode:
             return None
         function = getattr(ctypes.CDLL(str(library)), name)
-    function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
+    function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * integers
     return function
 
 
-def call(function: Any, *args: int | None) -> None:
-    """On as many threads as PyTorch has in this thread of Python; other threads of Python run meanwhile."""
+def call_kernel(function: Any, *args: int | None) -> None:
+    """Call a kernel with PyTorch's number of threads. ctypes releases the GIL meanwhile."""
     if function(*args, torch.get_num_threads()):
         raise MemoryError("Not enough memory for a convolution.")

@@ -1,40 +1,41 @@
-"""The gradient of a 3×3 convolution with respect to its weights, on processors with AVX2.
+"""Gradient of a 3×3 convolution with respect to its weights, for processors with AVX2.
 
-There PyTorch's library (oneDNN) computes convolutions and their gradients with respect to the input near the peak of
-the machine, but those with respect to the weights at half of it. weight_gradient.c has the equation, and how.
+On these, oneDNN, PyTorch's library, computes convolutions and their gradients with respect to the input near peak
+performance, but gradients with respect to the weights at half of it. See weight_gradient.c for the algorithm.
 """
 
 import torch
 from torch import Tensor
 
-from featureflock.cpu_kernels.compile_c import call, compiled
+from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
 
 KERNEL = ("weight_gradient", 3, 7)
-"""The C function, its pointers and its numbers."""
+"""Name of the C function, number of pointer arguments, number of integer arguments."""
 
 _INPUTS, _OUTPUTS = 8, 4
-"""Numbers of channels must be multiples of these."""
+"""Numbers of input and output channels must be multiples of these."""
 
 
 @torch.library.custom_op("featureflock::weight_gradient", mutates_args=())
 def weight_gradient(grad: Tensor, x: Tensor, stride: int) -> Tensor:
-    """(O, C, 3, 3) from the gradient (B, O, …) of what a convolution of x (B, C, H, W) gives; float32 on a CPU.
+    """Return the gradient (O, C, 3, 3), given the output gradient (B, O, …) and the input x (B, C, H, W).
 
-    Stride 1 or 2, padding 1. Each thread takes some output channels, so the number of threads does not change a bit.
+    For float32 on a CPU, stride 1 or 2, padding 1. Each thread computes some output channels, so the result does not
+    depend on the number of threads.
     """
     grad, x = (t.contiguous(memory_format=torch.channels_last) for t in (grad, x))
     (batch, inputs, height, width), outputs = x.shape, grad.shape[1]
-    dw: Tensor = _like(grad, x, stride)
+    dw: Tensor = _empty_result(grad, x, stride)
     sizes = batch, height, width, inputs, outputs, stride
-    call(compiled(*KERNEL), x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
+    call_kernel(load_kernel(*KERNEL), x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
     return dw
 
 
 @weight_gradient.register_fake
-def _like(grad: Tensor, x: Tensor, stride: int) -> Tensor:
+def _empty_result(grad: Tensor, x: Tensor, stride: int) -> Tensor:
     return x.new_empty(grad.shape[1], x.shape[1], 3, 3).contiguous(memory_format=torch.channels_last)
 
 
-def gains(inputs: int, outputs: int) -> bool:
-    """Whether it can be used."""
+def is_supported(inputs: int, outputs: int) -> bool:
+    """Return whether the kernel supports these numbers of channels."""
     return inputs % _INPUTS == 0 and outputs % _OUTPUTS == 0

@@ -1,57 +1,56 @@
-"""3×3 convolutions with fewer multiplications, on processors with AVX2.
+"""3×3 convolutions with Winograd's algorithm, for processors with AVX2.
 
-Winograd's form takes 16 multiplications where the sum that defines a convolution takes 36, and there PyTorch's library
-(oneDNN) computes the sum. winograd.c has the equation, and how. It rounds a little differently, to about 1e-6 of the
-largest output.
+Winograd's F(2×2, 3×3) needs 16 multiplications instead of the 36 of a direct convolution, which oneDNN, PyTorch's
+library, uses on these processors. See winograd.c for the algorithm. Results differ by about 1e-6 of the largest output.
 
-The gradient with respect to x is a convolution too: of the gradient of y, with the kernel turned half around and inputs
-and outputs exchanged.
+The gradient with respect to x is a convolution too: of the gradient of y, with the kernel rotated by 180° and input and
+output channels exchanged.
 """
 
 import torch
 from torch import Tensor
 
-from featureflock.cpu_kernels.compile_c import call, compiled
+from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
 
 KERNEL = ("winograd", 4, 6)
-"""The C function, its pointers and its numbers."""
+"""Name of the C function, number of pointer arguments, number of integer arguments."""
 
 _INPUTS, _OUTPUTS = 8, 16
-"""Numbers of channels must be multiples of these."""
+"""Numbers of input and output channels must be multiples of these."""
 
-_ENOUGH_TILES, _ENOUGH_CHANNELS = 512, 1024
-"""From so many tiles on transforming the weights pays for itself, and from so many pairs of channels on the images."""
+_MIN_TILES, _MIN_CHANNEL_PAIRS = 512, 1024
+"""Measured: with fewer tiles the transform of the weights costs too much; with fewer channels that of the images."""
 
 _G = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]]
 
 
 @torch.library.custom_op("featureflock::winograd", mutates_args=())
 def winograd(x: Tensor, weight: Tensor, bias: Tensor | None = None, backward: bool = False) -> Tensor:
-    """(B, O, H, W) from x (B, C, H, W), a weight (O, C, 3, 3) and a bias (O); float32 on a CPU.
+    """Convolve x (B, C, H, W) with a weight (O, C, 3, 3) and add a bias (O); float32 on a CPU, padding 1.
 
-    With `backward`, the gradient (B, C, H, W) with respect to x from that with respect to the result, (B, O, H, W).
-    Each thread takes some tiles, so the number of threads does not change a bit.
+    With `backward`, x is the output gradient (B, O, H, W), and the result is the input gradient (B, C, H, W). Each
+    thread computes some tiles, so the result does not depend on the number of threads.
     """
     x = x.contiguous(memory_format=torch.channels_last)
     bias = None if bias is None else bias.contiguous()
     weight = weight.transpose(0, 1).flip(2, 3) if backward else weight
     (batch, inputs, height, width), outputs = x.shape, weight.shape[0]
-    u = _transformed(weight)
-    y: Tensor = _like(x, weight, bias)
+    u = _transform_weight(weight)
+    y: Tensor = _empty_result(x, weight, bias)
     pointers = x.data_ptr(), u.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
-    call(compiled(*KERNEL), *pointers, batch, height, width, inputs, outputs)
+    call_kernel(load_kernel(*KERNEL), *pointers, batch, height, width, inputs, outputs)
     return y
 
 
 @winograd.register_fake
-def _like(x: Tensor, weight: Tensor, bias: Tensor | None = None, backward: bool = False) -> Tensor:
+def _empty_result(x: Tensor, weight: Tensor, bias: Tensor | None = None, backward: bool = False) -> Tensor:
     batch, _, height, width = x.shape
     sizes = batch, weight.shape[1 if backward else 0], height, width
     return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _transformed(weight: Tensor) -> Tensor:
-    """G w Gᵀ, as winograd.c wants it: (O / 16, 16 points, C, 16)."""
+def _transform_weight(weight: Tensor) -> Tensor:
+    """Return u = G w Gᵀ in the layout of winograd.c: (O / 16, 16 points, C, 16)."""
     g = weight.new_tensor(_G)
     outputs, inputs = weight.shape[:2]
     panels = weight.reshape(outputs // _OUTPUTS, _OUTPUTS, inputs, 9).permute(0, 3, 2, 1)
@@ -59,16 +58,20 @@ def _transformed(weight: Tensor) -> Tensor:
 
 
 def _tiles(x: Tensor) -> int:
-    """Of 2×2 pixels; where sizes are not fixed, of the example that a graph is made from."""
-    batch, _, height, width = (n if isinstance(n, int) else n.node.hint or 0 for n in x.shape)
+    """Return the number of tiles of 2×2 pixels. For dynamic shapes, use the shape that the graph was traced with."""
+    batch, _, height, width = (n if isinstance(n, int) else _traced_size(n) for n in x.shape)
     return int(batch * ((height + 1) // 2) * ((width + 1) // 2))
 
 
-def gains(x: Tensor, inputs: int, outputs: int) -> bool:
-    """Whether it can be used, and was measured to be faster."""
+def _traced_size(n: torch.SymInt) -> int:
+    return getattr(getattr(n, "node", None), "hint", None) or 0  # not a public attribute: 0 tiles without it
+
+
+def is_faster(x: Tensor, inputs: int, outputs: int) -> bool:
+    """Return whether the kernel supports these sizes and was measured to be faster."""
     return (
         inputs % _INPUTS == 0
         and outputs % _OUTPUTS == 0
-        and _tiles(x) >= _ENOUGH_TILES
-        and inputs * outputs >= _ENOUGH_CHANNELS
+        and _tiles(x) >= _MIN_TILES
+        and inputs * outputs >= _MIN_CHANNEL_PAIRS
     )

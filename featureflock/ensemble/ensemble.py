@@ -1,8 +1,11 @@
-"""n feature extractors, own or shared heads, and the place where the particle layer sits.
+"""The ensemble: n feature extractors, a shared head or one head per member, and the particle layer.
 
-    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       what `predict` returns,
-    p_T    = softmax(log p̄ / T)                                       once the ensemble has a temperature
-    H[p̄]  =  (1/n) Σ_i H[p_i]  +  (1/n) Σ_i KL(p_i ‖ p̄)               what `uncertainty` returns
+    ens = Ensemble(extractors, head=nn.Linear(H, C), layer=ParticleLayer(rank=5))
+    ens(x)                   # logits of each member, (n, B, C)
+
+    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       returned by `predict`;
+    p_T    = softmax(log p̄ / T)                                       with a temperature T
+    H[p̄]  =  (1/n) Σ_i H[p_i]  +  (1/n) Σ_i KL(p_i ‖ p̄)               returned by `uncertainty`
     total     aleatoric            epistemic (mutual information)
 
 Shapes: n members, B data points, H features, C classes.
@@ -16,13 +19,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from featureflock.core.layer import ParticleLayer
-from featureflock.cpu_kernels.malloc import retain_memory
+from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
-from featureflock.ensemble.execution import Execution, State, check_alike, execute
-from featureflock.ensemble.inference import can_compile, compiled_for_inference, folded
+from featureflock.ensemble.execution import BATCH_NORMS, Execution, State, check_same_architecture, execute
+from featureflock.ensemble.inference import can_compile, fold_batch_norm
 
 Place = Literal["features", "logits", "weights"]
 
@@ -33,29 +35,30 @@ class Uncertainty(NamedTuple):
     total: Tensor
     """H[p̄], the entropy of the averaged prediction."""
     aleatoric: Tensor
-    """(1/n) Σ_i H[p_i], the expected entropy of a member: what the members agree is unclear."""
+    """(1/n) Σ_i H[p_i], the mean entropy of the members: the uncertainty that they agree on."""
     epistemic: Tensor
-    """Their difference, the mutual information of prediction and member: what the members disagree about."""
+    """total − aleatoric, the mutual information of prediction and member: the disagreement of the members."""
 
 
 class Ensemble(nn.Module):
-    """n extractors with one shared head, or with a head each.
+    """n feature extractors with one shared head, or with one head per member.
 
     Args:
-        extractors: the members' feature extractors; any modules.
-        head: one module for all members, or a sequence (a ModuleList too) of one for each. A shared head may be any
-            part of a network, down to an early block. Where it has BatchNorm in training, it sees the rows of all
-            members at once, as one batch of n·B, so that it learns from the mixture that it will be used on.
-        layer: the particle layer, or None. A module of a method's own on stacked features (n, B, …) will do, too, if it
-            is the identity in eval mode.
-        at: what the layer's particles are: the features (feature-WGD), the logits (function-WGD) or all the weights
-            that are trained (weight-WGD; give the layer `count`, the size of the data set).
-        execution: how members are computed. All three give the same results up to rounding:
+        extractors: the feature extractors of the members; any modules.
+        head: one module for all members, or a sequence (such as a ModuleList) of one per member. A shared head can be
+            any part of a network, from an early block on. If it has BatchNorm, it is trained on the rows of all members
+            as one batch of n·B, so that its statistics describe the mixture that it is used on.
+        layer: the particle layer, or None. Any module on stacked features (n, B, …) that is the identity in eval mode
+            can be used too.
+        at: the particles of the layer: the features (feature-WGD), the logits (function-WGD) or all trained weights
+            (weight-WGD; the layer then needs `count`, the size of the data set).
+        execution: how members are computed. All three modes give the same results up to rounding:
             "sequential"   one after another.
-            "vectorised"   all at once with torch.func. Members must be of one architecture; dropout draws other masks.
-            "low_memory"   one after another, with only one member's activations alive at a time: the backward pass
-                           computes them again, with the same dropout masks and the running statistics left alone.
-                           A shared head with BatchNorm is the exception: it keeps its own for all.
+            "vectorised"   all at once with torch.func. Members must have the same architecture; dropout masks differ
+                           from those of the other modes.
+            "low_memory"   one after another, with the activations of one member in memory at a time: the backward pass
+                           recomputes them, with the same dropout masks and without updating running statistics. A
+                           shared head with BatchNorm is the exception: its activations are stored for all members.
     """
 
     def __init__(
@@ -75,40 +78,39 @@ class Ensemble(nn.Module):
             raise ValueError("An Ensemble needs at least one extractor.")
         for name, modules in (("extractor", extractors), ("head", heads)):
             if len({id(m) for m in modules}) < len(modules):
-                raise ValueError(f"Every member needs {name} weights of its own; the same {name} was given twice.")
+                raise ValueError(f"Every member needs a separate {name}; the same {name} was given twice.")
         if not shared and len(heads) != len(extractors):
             raise ValueError(
-                f"{len(extractors)} extractors need as many heads, or one module for all; got {len(heads)} heads."
+                f"{len(extractors)} extractors need as many heads, or one shared head; got {len(heads)} heads."
             )
         if layer is not None and not isinstance(layer, nn.Module):
             raise ValueError(
-                "layer must be a ParticleLayer, such as ParticleLayer(rank=5), or a module like it, or None; "
-                f"got {layer!r}."
+                f"layer must be a ParticleLayer, such as ParticleLayer(rank=5), another module, or None; got {layer!r}."
             )
         if at not in ("features", "logits", "weights"):
             raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
         if at == "weights" and layer is not None and getattr(layer, "count", None) is None:
             raise ValueError(
-                "A layer on the weights needs ParticleLayer(count=N), N the size of the data set they are fitted to."
+                "A layer on the weights needs ParticleLayer(count=N), where N is the size of the training set."
             )
         if at == "weights" and shared:
-            raise ValueError("A layer on the weights needs a head for each member; got one shared head.")
+            raise ValueError("A layer on the weights needs one head per member; got one shared head.")
         self.extractors = nn.ModuleList(extractors)
         self.head: nn.Module = head if shared else nn.ModuleList(heads)  # type: ignore[assignment]
         self.layer, self.at = layer, at
         self.execution = execution
 
     mesh: Mesh = SINGLE_PROCESS
-    """The processes that it is divided among."""
+    """The processes that the ensemble is divided among; see `shard`."""
 
     def __len__(self) -> int:
         return len(self.extractors)
 
     def shard(self, mesh: Mesh) -> "Ensemble":
-        """Keep this process's members alone, and work together with the others of the mesh (distributed.py).
+        """Divide the ensemble among the processes of a mesh (distributed/mesh.py), and return it.
 
-        From then on x is this process's part of a batch, and `ens(x)` has the logits of all n members for it in every
-        process. Back-propagate the part's ordinary loss, then call `average_gradients`, then step.
+        This process stores only its own members. `ens(x)` takes this process's part of a batch and returns the logits
+        of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
 
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
@@ -122,63 +124,69 @@ class Ensemble(nn.Module):
         if len(self) < mesh.members.size:
             raise ValueError(
                 f"{len(self)} members cannot be divided among {mesh.members.size} processes; use --mesh.members "
-                f"{len(self)} or less, and --mesh.data for the others."
+                f"{len(self)} or less, and --mesh.data for the remaining processes."
             )
         if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
             if self.layer.rule.temperature > 0:
-                raise ValueError("Langevin noise and parts of a batch do not go together; use --mesh.data 1.")
+                raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
-        for modules in self._of_members():
-            for i in set(range(len(self))) - set(range(len(self))[mesh.members.local_slice(len(self))]):
-                modules[i] = RemoteMember()
+        local = range(len(self))[mesh.members.local_slice(len(self))]
+        for modules in self._member_modules():
+            for i in range(len(self)):
+                if i not in local:
+                    modules[i] = RemoteMember()
         return self
 
     def average_gradients(self) -> None:
-        """Make of each process's gradients, those of its part of the batch, the gradient of the batch.
+        """Replace the gradients of this process's part of the batch by the gradients of the whole batch.
 
-        BatchNorm's running statistics, which each process has of its own part, are averaged too.
+        The running statistics of BatchNorm, which each process computes for its part, are averaged too.
         """
         if self.mesh.world.size == 1:
             return
-        own = {p for modules in self._of_members() for p in modules.parameters()}
+        of_members = {p for modules in self._member_modules() for p in modules.parameters()}
         grads = {p: p.grad for p in self.parameters() if p.grad is not None}
         statistics = [b for b in self.buffers() if b.is_floating_point()]
-        self.mesh.average([grad for p, grad in grads.items() if p in own] + statistics)
-        self.mesh.average([grad for p, grad in grads.items() if p not in own], over_members=True)
+        self.mesh.average([grad for p, grad in grads.items() if p in of_members] + statistics)
+        self.mesh.average([grad for p, grad in grads.items() if p not in of_members], over_members=True)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Without the other processes for a while, as it is saved or copied. Refused if they have some of the members;
-        those that have other parts of a batch have the same weights."""
+    def detached_from_mesh(self) -> Iterator[None]:
+        """Remove the references to process groups temporarily, so that the ensemble can be saved or copied.
+
+        This needs all members in this process; a mesh that only divides the data has them all.
+        """
         if any(isinstance(m, RemoteMember) for m in self.extractors):
-            raise ValueError("Other processes have some of the members; ff.load has all of them, once they are saved.")
-        ties: list[tuple[nn.Module, str]] = [(self, "mesh")]
+            raise ValueError(
+                "Other processes have some of the members; load the saved ensemble with ff.load to have all."
+            )
+        references: list[tuple[nn.Module, str]] = [(self, "mesh")]
         if isinstance(self.layer, ParticleLayer):
-            ties.append((self.layer, "group"))
-        held = [(module, name, vars(module).pop(name)) for module, name in ties if name in vars(module)]
+            references.append((self.layer, "group"))
+        removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]
         try:
             yield
         finally:
-            for module, name, value in held:
+            for module, name, value in removed:
                 setattr(module, name, value)
 
-    def _run_here(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
-        here = self._here(modules)
+    def _execute_local(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
+        local = self._local(modules)
         with self.mesh.member_rng():
-            return execute(here, states, [x] * len(here), self.execution)
+            return execute(local, states, [x] * len(local), self.execution)
 
-    def _of_members(self) -> list[nn.ModuleList]:
+    def _member_modules(self) -> list[nn.ModuleList]:
         return [self.extractors, self.head] if isinstance(self.head, nn.ModuleList) else [self.extractors]
 
-    def _here(self, modules: nn.Module) -> list[nn.Module]:
-        """Those of them that this process has."""
+    def _local(self, modules: nn.Module) -> list[nn.Module]:
+        """Return the modules of the members of this process."""
         assert isinstance(modules, nn.ModuleList)
         return list(modules)[self.mesh.members.local_slice(len(self))]
 
-    def _all(self, parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
-        """What this process's members gave, and all others'."""
-        return self.mesh.members.gather(_stack(parts, name), len(self))
+    def _gather(self, outputs: Tensor | Sequence[Tensor], name: str) -> Tensor:
+        """Stack the outputs of the members of all processes."""
+        return self.mesh.members.gather(_stack(outputs, name), len(self))
 
     @property
     def execution(self) -> Execution:
@@ -189,130 +197,128 @@ class Ensemble(nn.Module):
         if execution not in get_args(Execution):
             raise ValueError(f"execution must be one of {', '.join(get_args(Execution))}; got {execution!r}.")
         if execution == "vectorised":
-            for modules in self._of_members():
-                check_alike(self._here(modules))
+            for modules in self._member_modules():
+                check_same_architecture(self._local(modules))
         self._execution = execution
 
     _temperature: float | None = None
 
     @property
     def temperature(self) -> float | None:
-        """T of the predictions, which `featureflock.calibrate` finds; None (as good as 1) before. It is saved, too."""
+        """T of the predictions, set by `featureflock.calibrate` and saved with the ensemble. None is the same as 1."""
         return self._temperature
 
     @temperature.setter
     def temperature(self, temperature: float | None) -> None:
         if temperature is not None and not 0 < temperature < math.inf:
-            raise ValueError(f"A temperature must be positive and finite, or None; got {temperature}.")
+            raise ValueError(f"temperature must be positive and finite, or None; got {temperature}.")
         self._temperature = None if temperature is None else float(temperature)
 
     def forward(self, x: Any) -> Tensor:
-        """Logits of each member, (n, B, C)."""
+        """Return the logits of each member, (n, B, C)."""
         extractor_states, head_states = self._transported_weights()
-        features = self._run_here(self.extractors, extractor_states, x)
-        in_between = self.layer is not None and self.at == "features"
+        features = self._execute_local(self.extractors, extractor_states, x)
+        feature_layer = self.layer if self.at == "features" else None
         if not isinstance(self.head, nn.ModuleList):
-            features = self._all(features, "features")
-            logits = self._shared_head(self.layer(features) if self.layer is not None and in_between else features)
+            features = self._gather(features, "features")
+            logits = self._shared_head(features if feature_layer is None else feature_layer(features))
         else:
-            if self.layer is not None and in_between:
-                features = self.mesh.members.local_rows(self.layer(self._all(features, "features")))
-            logits = self._all(execute(self._here(self.head), head_states, features, self.execution), "logits")
+            if feature_layer is not None:
+                features = self.mesh.members.local_rows(feature_layer(self._gather(features, "features")))
+            logits = self._gather(execute(self._local(self.head), head_states, features, self.execution), "logits")
         return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
 
     def features(self, x: Any) -> Tensor:
-        """Features of each member, (n, B, …)."""
-        return self._all(self._run_here(self.extractors, None, x), "features")
+        """Return the features of each member, (n, B, …)."""
+        return self._gather(self._execute_local(self.extractors, None, x), "features")
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
         if not isinstance(self.head, nn.ModuleList):
             return self._shared_head(features)
         here = self.mesh.members.local_rows(features)
-        return self._all(execute(self._here(self.head), None, here, self.execution), "logits")
+        return self._gather(execute(self._local(self.head), None, here, self.execution), "logits")
 
     def predict(self, x: Any) -> Tensor:
-        """Probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
+        """Return the probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
 
-        In eval mode, whatever mode the ensemble is in.
+        Always computed in eval mode.
         """
         log_p = self.member_log_probs(x).logsumexp(0).sub(math.log(len(self)))
         return log_p.exp() if self.temperature is None else log_p.div(self.temperature).softmax(-1)
 
     def for_inference(self, *, compile: bool | None = None) -> "Ensemble":
-        """A copy that only predicts, as fast as it can: the same probabilities, up to rounding.
-
-        It is in eval mode and has no gradients and no particle layer. BatchNorm is folded into convolutions
-        (inference.py) and pixels are kept with all their channels (channels_last). On a CPU this process keeps memory
-        that it releases from then on (memory.py). What the ensemble learns afterwards is not in the copy.
+        """Return a copy optimised for prediction: the same probabilities up to rounding.
 
             fast = ens.for_inference()
             probs = fast.predict(x)
 
+        The copy is in eval mode, without gradients and without the particle layer. BatchNorm is folded into
+        convolutions (inference.py), and the memory format is channels_last. Later training does not change the copy.
+
         Args:
-            compile: compile the members with torch.compile at the first call for each shape of x, which takes seconds;
-                None: if that can be had here.
+            compile: compile the members with torch.compile at the first call for each shape of x, which takes seconds.
+                None compiles where torch.compile can be used.
         """
-        with self.alone():
+        with self.detached_from_mesh():
             ens = copy.deepcopy(self).eval().requires_grad_(False)
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         heads = ens.head if isinstance(ens.head, nn.ModuleList) else None
         fast = Ensemble(
-            [folded(extractor) for extractor in ens.extractors],
-            folded(ens.head) if heads is None else [folded(head) for head in heads],
+            [fold_batch_norm(extractor) for extractor in ens.extractors],
+            fold_batch_norm(ens.head) if heads is None else [fold_batch_norm(head) for head in heads],
         )
         fast.temperature = self.temperature
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if device.type == "cpu":
-            retain_memory()
         if can_compile(device) if compile is None else compile:
+            options = compile_options()
             for extractor in fast.extractors:
-                compiled_for_inference(extractor)
+                extractor.compile(options=options)
         return fast.eval()
 
     def uncertainty(self, x: Any) -> Uncertainty:
-        """Total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode.
+        """Return the total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode.
 
-        Of the members as they are: a temperature, which belongs to their average, is left out.
+        The temperature is not used: it applies to the averaged prediction, not to the members.
         """
         log_p = self.member_log_probs(x)
-        p = log_p.double().exp()  # the difference of two entropies may be far smaller than each
+        p = log_p.double().exp()  # the difference of two entropies can be much smaller than both
         total = torch.special.entr(p.mean(0)).sum(-1)
         aleatoric = torch.special.entr(p).sum(-1).mean(0)
         parts = total, aleatoric, (total - aleatoric).clamp_min(0)
         return Uncertainty(*(part.to(log_p.dtype) for part in parts))
 
     def _shared_head(self, features: Tensor) -> Tensor:
-        joint = any(isinstance(m, _BatchNorm) and m.training for m in self.head.modules())
+        joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
         if joint or self.execution == "vectorised":
             logits: Tensor = self.head(features.flatten(0, 1)).unflatten(0, (len(self), -1))
             return logits
         return _stack(execute([self.head] * len(self), None, features, self.execution), "logits")
 
     def member_log_probs(self, x: Any) -> Tensor:
-        """Log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
+        """Return the log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
         with torch.no_grad(), eval_mode(self):
             logits: Tensor = self(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def _transported_weights(self) -> tuple[list[State] | None, list[State] | None]:
-        """The weights of extractors and heads behind the layer, where it acts on weights; None for the modules' own."""
+        """Return the weights of extractors and heads after a layer on weights, or None if there is no such layer."""
         layer = self.layer
         if layer is None or self.at != "weights" or not (layer.training and torch.is_grad_enabled()):
             return None, None
         assert isinstance(self.head, nn.ModuleList)
         members = [
             {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
-            for pair in zip(self._here(self.extractors), self._here(self.head), strict=True)
+            for pair in zip(self._local(self.extractors), self._local(self.head), strict=True)
         ]
         if not members[0]:
             return None, None
         vectors = [torch.cat([p.flatten() for p in member.values()]) for member in members]
         if any(v.shape != vectors[0].shape for v in vectors):
             sizes = ", ".join(str(v.numel()) for v in vectors)
-            raise ValueError(f"A layer on the weights needs members of one size; they have {sizes} trained weights.")
+            raise ValueError(f"A layer on the weights needs members of equal size; they have {sizes} trained weights.")
         states: tuple[list[State], list[State]] = [], []
-        transported = self.mesh.members.local_rows(layer(self._all(vectors, "weights")))
+        transported = self.mesh.members.local_rows(layer(self._gather(vectors, "weights")))
         for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
             pair: tuple[State, State] = {}, {}
             pieces = vector.split([p.numel() for p in member.values()])
@@ -324,7 +330,7 @@ class Ensemble(nn.Module):
 
 
 class RemoteMember(nn.Module):
-    """In place of a member that another process has."""
+    """Placeholder for a member that another process has."""
 
 
 def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
@@ -333,7 +339,7 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
     for i, part in enumerate(parts):
         if part.shape != parts[0].shape:
             raise ValueError(
-                f"The members' {name} must have one shape; member 0 gives {tuple(parts[0].shape)}, member {i} "
+                f"The members' {name} must have the same shape; member 0 gives {tuple(parts[0].shape)}, member {i} "
                 f"{tuple(part.shape)}."
             )
     return torch.stack(list(parts))
@@ -341,7 +347,7 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; afterwards each submodule is in the mode it was in."""
+    """Switch to eval mode temporarily; afterwards each submodule has its previous mode."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:

@@ -1,9 +1,10 @@
-"""Three ways to run n modules, with the same results: one after another, vectorised, in little memory.
+"""Execution modes of n modules with the same results: sequential, vectorised, low memory.
 
 Shapes: n members.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,47 +12,47 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 Execution = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
 
-# What every nn.Module holds besides attributes of its own: tensors, children, hooks, the compiled call; and what an RNN
-# derives from them.
-_BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"} | {
-    "_compiled_call_impl",
-    "_flat_weights",
-    "_flat_weight_refs",
-}
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+# Attributes of every nn.Module: tensors, children, hooks, the compiled call; and the flattened weights of an RNN. The
+# names are not public, but torch.save stores them, so they are stable.
+_INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl", "_flat_weights", "_flat_weight_refs"}
 
 
 def execute(
     modules: Sequence[nn.Module], states: Sequence[State] | None, inputs: Tensor | Sequence[Any], execution: Execution
 ) -> Tensor | list[Tensor]:
-    """Outputs of module i on input i, for all i: a stacked tensor if vectorised, else a list.
+    """Return the output of module i for input i, for all i: a stacked tensor if vectorised, else a list.
 
-    `states` holds weights to use instead of the modules' own; None for their own.
+    Args:
+        modules: n modules.
+        states: weights to use instead of those of the modules; None for those of the modules.
+        inputs: one input per module.
+        execution: see `Ensemble`.
     """
     states = [{} for _ in modules] if states is None else states
     if execution == "vectorised":
         return _vectorised(modules, states, inputs)
-    call = _recomputed if execution == "low_memory" and torch.is_grad_enabled() else _plain
+    call = _call_recomputing if execution == "low_memory" and torch.is_grad_enabled() else _call
     return [call(module, state, x) for module, state, x in zip(modules, states, inputs, strict=True)]
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module's class has put on it, without tensors and children that PyTorch knows of."""
-    return {name: value for name, value in vars(module).items() if name not in _BOOKKEEPING}
+    """Return the attributes that a module's class defines, without parameters, buffers and submodules."""
+    return {name: value for name, value in vars(module).items() if name not in _INTERNAL}
 
 
-def check_alike(modules: Sequence[nn.Module]) -> None:
-    """Refuse modules that cannot be stacked: they differ in more than the values of their tensors, or share some."""
+def check_same_architecture(modules: Sequence[nn.Module]) -> None:
+    """Raise ValueError if modules cannot be stacked: if they differ beyond the values of tensors, or share tensors."""
     template = list(modules[0].named_modules())
     for i, module in enumerate(modules):
         parts = list(module.named_modules())
-        alike = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
-        if not alike or not all(_alike(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
+        same = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
+        if not same or not all(_same_settings(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
             raise ValueError(
                 f'execution="vectorised" needs members of one architecture; member {i} differs from member 0. '
                 'Use execution="sequential".'
@@ -66,91 +67,108 @@ def check_alike(modules: Sequence[nn.Module]) -> None:
                 )
 
 
-def _alike(a: nn.Module, b: nn.Module) -> bool:
+def _same_settings(a: nn.Module, b: nn.Module) -> bool:
     def shapes(m: nn.Module) -> dict[str, Any]:
-        tensors = m._parameters | m._buffers
+        tensors = m._parameters | m._buffers  # also those that are None
         return {name: None if t is None else (t.shape, t.dtype) for name, t in tensors.items()}
 
-    ours, theirs = own_attributes(a), own_attributes(b)
-    if shapes(a) != shapes(b) or ours.keys() != theirs.keys():
+    of_a, of_b = own_attributes(a), own_attributes(b)
+    if shapes(a) != shapes(b) or of_a.keys() != of_b.keys():
         return False
-    return all(_equal(ours[name], theirs[name]) for name in ours if name != "training")
+    return all(_equal(of_a[name], of_b[name]) for name in of_a if name != "training")
 
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
-    if callable(a) and callable(b):  # a lambda is another object in each module
+    if callable(a) and callable(b):  # each module may have its own copy of a lambda
         return bool(getattr(a, "__code__", a) == getattr(b, "__code__", b))
     return bool(a == b)
 
 
-def _plain(module: nn.Module, state: State, x: Any) -> Tensor:
+def _call(module: nn.Module, state: State, x: Any) -> Tensor:
     out: Tensor = functional_call(module, state, (x,)) if state else module(x)
     return out
 
 
-def _recomputed(module: nn.Module, state: State, x: Any) -> Tensor:
-    """As `_plain`, but nothing inside is kept for the backward pass, which computes it again.
+def _call_recomputing(module: nn.Module, state: State, x: Any) -> Tensor:
+    """Call a module without storing its activations: the backward pass computes them again.
 
-    The second time, the module starts from copies of the buffers as they were before the first: running statistics
-    move once, and whatever depends on buffers comes out the same. So do random numbers.
+    The second call starts from copies of the buffers, as they were before the first call, and from the same random
+    numbers. So running statistics are updated once, and both calls give the same result.
     """
-    leaves, tree = tree_flatten((state, x))
-    own = [p for name, p in module.named_parameters() if p.requires_grad and name not in state]
-    again = _Again(module, leaves, tree, {name: b.detach().clone() for name, b in module.named_buffers()}, own)
-    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    out: Tensor = _Recomputed.apply(again, *wanted, *own)  # type: ignore[no-untyped-call]
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    parameters = [p for name, p in module.named_parameters() if p.requires_grad and name not in state]
+    call = _RepeatableCall(module, state, x, buffers, parameters)
+    inputs: list[Tensor] = []
+    _map_tensors(lambda t: inputs.append(t) if t.requires_grad else None, (state, x))
+    out: Tensor = _Recompute.apply(call, *inputs, *parameters)  # type: ignore[no-untyped-call]
     return out
 
 
+def _map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to every tensor in nested dicts, lists and tuples."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        mapped = copy.copy(tree)
+        mapped.update({key: _map_tensors(function, value) for key, value in tree.items()})
+        return mapped
+    if isinstance(tree, list | tuple):
+        values = [_map_tensors(function, value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
 @dataclass(frozen=True, eq=False)
-class _Again:
-    """A call, and all that it takes to make it a second time."""
+class _RepeatableCall:
+    """A call of a module, and everything needed to repeat it."""
 
     module: nn.Module
-    leaves: list[Any]
-    tree: TreeSpec
+    state: State
+    x: Any
     buffers: State
-    own: list[nn.Parameter]
-
-    def first(self) -> Tensor:
-        return _plain(self.module, *tree_unflatten(self.leaves, self.tree))
+    parameters: list[nn.Parameter]
 
     def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of what the call gave, with respect to those inputs that want them, then to the module's own parameters."""
-        inner, wanted = [], []
-        for leaf in self.leaves:
-            wants = isinstance(leaf, Tensor) and leaf.requires_grad
-            inner.append(leaf.detach().requires_grad_() if wants else leaf)
-            wanted += inner[-1:] * wants
-        state, x = tree_unflatten(inner, self.tree)
+        """Repeat the call and return the gradients of its inputs that require one, then of the parameters."""
+        inputs: list[Tensor] = []
+
+        def detach(t: Tensor) -> Tensor:
+            if not t.requires_grad:
+                return t
+            inputs.append(t.detach().requires_grad_())
+            return inputs[-1]
+
+        state, x = _map_tensors(detach, (self.state, self.x))
         with torch.enable_grad():
-            out = _plain(self.module, state | {name: b.clone() for name, b in self.buffers.items()}, x)
-        return torch.autograd.grad(out, [*wanted, *self.own], grad, allow_unused=True)
+            out = _call(self.module, state | {name: b.clone() for name, b in self.buffers.items()}, x)
+        return torch.autograd.grad(out, [*inputs, *self.parameters], grad, allow_unused=True)
 
 
-class _Recomputed(torch.autograd.Function):
+class _Recompute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, again: _Again, *inputs: Tensor) -> Tensor:
-        device = next((t.device for t in (*inputs, *again.leaves) if isinstance(t, Tensor)), torch.device("cpu"))
-        ctx.again, ctx.gpus = again, [device] if device.type == "cuda" else []
-        ctx.random = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in ctx.gpus]
+    def forward(ctx: Any, call: _RepeatableCall, *inputs: Tensor) -> Tensor:
+        devices: list[torch.device] = []
+        _map_tensors(lambda t: devices.append(t.device), (inputs, call.state, call.x))
+        device = devices[0] if devices else torch.device("cpu")
+        ctx.call, ctx.gpus = call, [device] if device.type == "cuda" else []
+        ctx.rng = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in ctx.gpus]
         ctx.autocast = device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
-        return again.first()
+        return _call(call.module, call.state, call.x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with torch.random.fork_rng(ctx.gpus), torch.autocast(*ctx.autocast):
-            torch.set_rng_state(ctx.random[0])
-            for gpu, state in zip(ctx.gpus, ctx.random[1], strict=True):
+            torch.set_rng_state(ctx.rng[0])
+            for gpu, state in zip(ctx.gpus, ctx.rng[1], strict=True):
                 torch.cuda.set_rng_state(state, gpu)
-            return (None, *ctx.again.gradients(grad))
+            return (None, *ctx.call.gradients(grad))
 
 
 def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: Tensor | Sequence[Any]) -> Tensor:
-    """All modules in one call of torch.func.vmap over their stacked weights and buffers."""
+    """Call all modules at once, with torch.func.vmap over their stacked weights and buffers."""
     template = modules[0]
     modes = [[m.training for m in module.modules()] for module in modules]
     if any(mode != modes[0] for mode in modes):
@@ -169,7 +187,7 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     def call(weights: State, buffers: State, x: Any) -> tuple[Tensor, State]:
         state = weights | buffers
         out = functional_call(template, state, (x,))
-        return out, {name: state[name] for name in buffers}  # functional_call put what changed into `state`
+        return out, {name: state[name] for name in buffers}  # functional_call writes updates to `state`
 
     in_dims, out_dims = (0, dims, None if one_input else 0), (0, dims)
     run = vmap(call, in_dims=in_dims, out_dims=out_dims, randomness="different")  # type: ignore[arg-type]
@@ -179,7 +197,7 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
         if not any(word in str(error) for word in ("vmap", "atching rule", "functorch")):
             raise
         raise ValueError(
-            f'This module cannot be vectorised; use execution="sequential". torch.func says: {error}'
+            f'This module cannot be vectorised; use execution="sequential". torch.func: {error}'
         ) from error
     with torch.no_grad():
         for i, module in enumerate(modules):
@@ -189,11 +207,11 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
 
 
 def _counters(module: nn.Module) -> list[str]:
-    """Buffers that BatchNorm(momentum=None) turns into a Python number, which cannot be one of many."""
+    """Return the buffers that BatchNorm(momentum=None) converts to a Python number, which vmap cannot do."""
     return [
         f"{name}.num_batches_tracked".removeprefix(".")
         for name, m in module.named_modules()
-        if isinstance(m, _BatchNorm) and m.momentum is None and m.num_batches_tracked is not None
+        if isinstance(m, BATCH_NORMS) and m.momentum is None and m.num_batches_tracked is not None
     ]
 
 

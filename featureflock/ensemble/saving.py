@@ -43,7 +43,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give the name of a folder to save the ensemble in.")
     writer, modules, undescribed = ModuleEncoder(), None, None
-    with ens.alone():
+    with ens.detached_from_mesh():
         try:
             modules = writer.module(ens)
         except NotSerializableError as reason:

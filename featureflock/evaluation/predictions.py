@@ -18,7 +18,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import Batch, Examples
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import TrainedRun
@@ -74,7 +73,6 @@ class Predictor:
         return self._setup
 
     @torch.no_grad()
-    @retained_memory()
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
         """Of every member on examples; those that cannot be read are left out."""
         ens, setup = self.ensemble, self.setup

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.distributed.mesh import MeshShape
 from featureflock.ensemble.ensemble import Ensemble
@@ -83,7 +84,7 @@ class ResolvedCompute:
             ens.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         ens.execution = self.execution
         if self.compile:
-            options = self._compiler_options()
+            options = compile_options() if self.device == "cpu" and self.channels_last else {}
             for extractor in ens.extractors:  # members have the same code, so all use the graph of the first
                 extractor.compile(dynamic=False, options=options)
         return ens
@@ -98,14 +99,6 @@ class ResolvedCompute:
         eager = torch.compiler.set_stance("force_eager") if self.compile and not full_batch else nullcontext()
         with eager, torch.autocast(torch.device(self.device).type, torch.bfloat16, self.precision == "bfloat16"):
             yield
-
-    def _compiler_options(self) -> dict[str, Any]:
-        if self.device == "cpu" and self.channels_last:
-            from featureflock import cpu_kernels  # imports the compiler, which takes a second
-
-            if cpu_kernels.is_worthwhile():
-                return {"post_grad_custom_pre_pass": cpu_kernels.faster_convolutions}
-        return {}
 
 
 def resolve_compute(

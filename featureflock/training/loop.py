@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.core.transport import NonFiniteError
-from featureflock.cpu_kernels.malloc import retained_memory
 from featureflock.data import (
     Batch,
     EpochKey,
@@ -120,7 +119,7 @@ def _train(
         try:
             steps = math.ceil(examples / recipe.batch)
             reporter.start(RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster))
-            with deferred_signals() as signals, torch.random.fork_rng(_gpus(resolved)), retained_memory():
+            with deferred_signals() as signals, torch.random.fork_rng(_gpus(resolved)):
                 loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()

@@ -202,39 +202,6 @@ def test_bfloat16_autocast():
     assert_close(handed_on, (-v / B).view_as(h).bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("rank", [None, 3])
-def test_torch_compile_in_one_graph(rank):
-    classifier, layer = head(), ff.ParticleLayer(prior=ff.Cauchy(0.2), rank=rank)
-
-    def loss(h):
-        return mean_loss(classifier(layer(h)))
-
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for scale in (1.0, 0.5):
-        layer.scale = scale
-        h, h2 = (draw(N, B, H).requires_grad_() for _ in range(2))
-        (loss(h) * scale).backward()
-        (compiled(h2) * scale).backward()
-        assert_close(h2.grad, h.grad)
-
-
-def test_torch_compile_with_inductor():
-    extractors = nn.ModuleList(nn.Linear(H, H) for _ in range(N))
-    ens = ff.Ensemble(extractors, head(torch.float32), ff.ParticleLayer(**LAW))
-    x = draw(B, H, dtype=torch.float32)
-    mean_loss(ens(x)).backward()
-    plain = [p.grad.clone() for p in ens.parameters()]
-    ens.zero_grad()
-    torch._dynamo.reset()
-    compiled = torch.compile(ens, fullgraph=True)
-    mean_loss(compiled(x)).backward()
-    for p, grad in zip(ens.parameters(), plain, strict=True):
-        assert_close(p.grad, grad)
-    compiled.eval()
-    assert_close(compiled(x), ens(x))
-
-
 def test_what_follows_may_work_in_place():
     h, classifier = draw(N, B, H).requires_grad_(), head()
     inplace = nn.Sequential(nn.ReLU(inplace=True), classifier)

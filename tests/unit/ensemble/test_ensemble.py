@@ -239,7 +239,7 @@ def test_vectorised_dropout_differs_between_members():
 def test_members_may_differ_where_nothing_stacks_them():
     ens = ff.Ensemble([nn.Linear(2, 3), nn.Linear(2, 7)], [nn.Linear(3, C), nn.Linear(7, C)])
     assert ens(torch.randn(B, 2)).shape == (2, B, C)
-    with pytest.raises(ValueError, match=r"one shape; member 0 gives \(6, 3\), member 1 \(6, 7\)"):
+    with pytest.raises(ValueError, match=r"same shape; member 0 gives \(6, 3\), member 1 \(6, 7\)"):
         ens.features(torch.randn(B, 2))
 
 
@@ -299,7 +299,7 @@ def share_a_norm() -> list[nn.Module]:
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), at="loss"), "at must be"),
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), execution="fast"), "execution must be"),
         (lambda: ff.Ensemble([Net()], [nn.Linear(H, C)], ff.ParticleLayer(), at="weights"), "count=N"),
-        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), ff.ParticleLayer(count=9), at="weights"), "head for each"),
+        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), ff.ParticleLayer(count=9), at="weights"), "one head per member"),
         (
             lambda: ff.Ensemble(
                 [nn.Linear(2, H), nn.Linear(2, H, bias=False)], nn.Linear(H, C), execution="vectorised"
