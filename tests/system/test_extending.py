@@ -30,7 +30,8 @@ for path in sorted(Path("run/checkpoints").iterdir())[1:]:
     path.unlink()
 run("train", "digits", *parts, "--epochs", "3", "--out", "run", "--resume")
 run("evaluate", "run", "--out", "evaluation")
-run("tune", "digits", *parts, "--epochs", "1", "--held-out", "100", "--precisions", "0.01", "0.1", "--by", "worst_member")
+parts += ["--epochs", "1", "--held-out", "100", "--precisions", "0.01", "0.1"]
+run("tune", "digits", *parts, "--by", "worst_member")
 
 import featureflock as ff
 ens = ff.load("run/ensemble")

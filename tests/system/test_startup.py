@@ -1,6 +1,8 @@
-"""What is imported when: the command line and the package answer before PyTorch does."""
+"""What is imported when: the command line and the package answer without importing PyTorch."""
 
 import ast
+import json
+import os
 import pickle
 import signal
 import subprocess
@@ -11,78 +13,155 @@ from pathlib import Path
 import pytest
 
 import featureflock as ff
-from featureflock.cli.main import COMMANDS
 
 INIT = Path(ff.__file__)
 
+CHECKS = """
+import contextlib, io, json, os, sys
 
-def python(program, *words):
-    """A fresh process, so that nothing is imported yet."""
-    run = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+def fresh(code, *words):
+    '''Run code in a forked copy of this process, which has imported nothing of the package; return its output.'''
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        output = io.StringIO()
+        sys.argv = ["featureflock", *words]
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                exec(code, {"__name__": "__main__"})
+        except BaseException as error:
+            output.write(f"{type(error).__name__}: {error}")
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(output.getvalue())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text
+
+bare, with_torch = json.load(sys.stdin)
+output = [fresh(code, *words) for code, *words in bare]
+import torch  # takes seconds: once for all checks that do not care
+print(json.dumps(output + [fresh(code, *words) for code, *words in with_torch]))
+"""
+COMMAND_LINE = """
+import sys
+from featureflock.cli.main import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+HEAVY = """
+import sys, importlib
+from featureflock.cli.main import COMMANDS
+for command in COMMANDS:
+    importlib.import_module(f"featureflock.cli.{command}")
+print([name in sys.modules for name in ("scipy.stats", "sklearn", "matplotlib")])
+"""
+IGNORED_INTERRUPT = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from featureflock.cli.main import main
+main()
+print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+LAZY_PACKAGE = """
+import sys, featureflock as ff
+assert not {"torch", "numpy"} & {*sys.modules}
+assert {*ff.__all__} <= {*dir(ff)}
+assert not {"torch", "numpy"} & {*sys.modules}
+ff.RBF
+assert "torch" in sys.modules and "featureflock.methods" not in sys.modules
+assert "RBF" in vars(ff)
+"""
 
 
-def started(*words):
-    """What the command line printed, its code, and whether it imported PyTorch."""
-    program = (
-        "import sys\n"
-        "from featureflock.cli.main import main\n"
-        "try:\n"
-        "    main()\n"
-        "    code = 0\n"
-        "except SystemExit as end:\n"
-        "    code = end.code\n"
-        "print(repr((code, 'torch' in sys.modules)))"
+def test_imports(tmp_path):
+    """Every check runs in its own fork of one process, which has imported nothing of the package."""
+    names = ", ".join(ff.__all__)
+    kernel = pickle.dumps(ff.RBF(bandwidth=2.0))
+    ens = ff.methods.DICE().build(
+        lambda: ff.models.MLP(4, (6, 6)), lambda: ff.models.linear_head(6, 3), members=2, seed=0, train_size=9
     )
-    *printed, last = python(program, *words).splitlines()
-    return "\n".join(printed), *ast.literal_eval(last)
-
-
-# ---- the command line
-
-
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
-def test_help_does_without_pytorch(words):
-    printed, code, slow = started(*words)
-    assert (code, slow) == (0, False)
-    assert "featureflock train " in printed
-
-
-def test_version_and_an_unknown_command_do_without_pytorch():
-    assert started("--version") == (f"featureflock {ff.__version__}", 0, False)
-    complaint = "featureflock: There is no command 'trian'; did you mean train?"
-    assert started("trian") == ("", complaint, False)
-
-
-def test_help_of_a_command_does_without_what_takes_seconds_besides():
-    commands = ", ".join(f"featureflock.cli.{command}" for command in COMMANDS)
-    program = f"import sys, {commands}; print([m in sys.modules for m in sys.argv[1:]])"
-    assert python(program, "scipy.stats", "sklearn", "matplotlib") == "[False, False, False]\n"
-
-
-@pytest.mark.parametrize("module", ["numpy", "torch", "numpy.dtypes", "torch.nn", "featureflock.training"])
-def test_an_interrupt_while_a_command_is_imported_gets_one_sentence(module):
-    """Ctrl-C comes just when `module` is looked for: some are imported by C code, which would lose an exception."""
-    program = (
-        "import os, signal, sys, time\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == sys.argv[0]:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "            time.sleep(0.01)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "from featureflock.cli.main import main\n"
-        f"sys.argv = [{module!r}, 'train', '--help']\n"
-        "main()"
-    )
+    ff.save(ens, tmp_path / "dice")
+    load = "assert len(load(sys.argv[1]).extractors) == 2"
+    bare = {
+        "no arguments": (COMMAND_LINE,),
+        "-h": (COMMAND_LINE, "-h"),
+        "--help": (COMMAND_LINE, "--help"),
+        "--version": (COMMAND_LINE, "--version"),
+        "unknown command": (COMMAND_LINE, "trian"),
+        "lazy package": (LAZY_PACKAGE,),
+    }
+    with_torch = {
+        "heavy modules": (HEAVY,),
+        "ignored interrupt": (IGNORED_INTERRUPT, "train", "--help"),
+        "from import": (
+            f"from featureflock import {names}; import featureflock as ff; assert ff.Ensemble is Ensemble",
+        ),
+        "star import": (f"from featureflock import *; {names}; assert evaluation.calibrate is calibrate",),
+        "submodule": ("import featureflock.methods; featureflock.methods.FeatureWGD, featureflock.Ensemble",),
+        "unpickle": (f"import pickle; assert repr(pickle.loads({kernel!r})).startswith('RBF(bandwidth=2.0')",),
+        "load": (f"import sys, featureflock as ff; load = ff.load; {load}", str(tmp_path / "dice")),
+        "load by module": (
+            f"import sys; from featureflock.ensemble.saving import load; {load}",
+            str(tmp_path / "dice"),
+        ),
+    }
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", CHECKS],
+        input=json.dumps([[*bare.values()], [*with_torch.values()]]),
         capture_output=True,
         text=True,
         timeout=300,
-        # Whoever runs the tests may ignore Ctrl-C, and processes inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert run.returncode == 0, run.stderr
+    output = dict(zip([*bare, *with_torch], json.loads(run.stdout), strict=True))
+    for name in ("no arguments", "-h", "--help"):
+        assert "featureflock train " in output.get(name, "")
+        assert output.pop(name).endswith("\nFalse\n")
+    assert output.pop("--version") == f"featureflock {ff.__version__}\nFalse\n"
+    message = "SystemExit: featureflock: There is no command 'trian'; did you mean train?"
+    assert output.pop("unknown command") == f"False\n{message}"
+    assert output.pop("heavy modules") == "[False, False, False]\n"
+    assert output.pop("ignored interrupt").endswith("\nTrue\n")
+    assert output == dict.fromkeys(output, "")
+
+
+# ---- Ctrl-C while modules are imported
+
+INTERRUPTED = """
+import os, signal, sys, time
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+sys.meta_path.insert(0, Finder())
+from featureflock.cli.main import main
+sys.argv = [{module!r}, "train", "--help"]
+main()
+"""
+
+
+def catch_interrupts():
+    """The test runner may ignore Ctrl-C, and child processes inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "numpy.dtypes", "torch.nn", "featureflock.training"])
+def test_an_interrupt_during_an_import_gets_one_sentence(module):
+    """Some modules are imported by C code, which would lose an exception."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=catch_interrupts,
     )
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "featureflock: stopped.\n")
 
@@ -92,54 +171,38 @@ def test_an_interrupt_from_outside_while_pytorch_is_imported():
         [sys.executable, "-m", "featureflock", "evaluate", "nowhere"],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=catch_interrupts,
     )
     maps = Path(f"/proc/{process.pid}/maps")
     deadline = time.monotonic() + 60
     while maps.exists() and "libtorch" not in maps.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
-    assert (process.returncode, complaint) == (130, "featureflock: stopped.\n")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "featureflock: stopped.\n")
 
 
-def test_an_interrupt_that_is_ignored_stays_ignored():
-    """As behind nohup, or in the background of a script."""
-    program = (
-        "import os, signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from featureflock.cli.main import main\n"
-        "main()\n"
-        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+# ---- plug-ins
+
+
+def test_a_plug_in_that_cannot_be_imported_gets_one_sentence():
+    run = subprocess.run(
+        [sys.executable, "-m", "featureflock", "train", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "FEATUREFLOCK_PLUGINS": "no_such_module"},
     )
-    assert python(program, "train", "--help").endswith("\nTrue\n")
+    assert run.returncode == 1
+    assert run.stderr.startswith("featureflock: The plug-in no_such_module named in FEATUREFLOCK_PLUGINS cannot be")
+    assert "Traceback" not in run.stderr
 
 
-# ---- the package
-
-
-def test_the_package_does_without_pytorch_until_a_name_is_asked_for():
-    program = (
-        "import sys, featureflock as ff\n"
-        "assert not {'torch', 'numpy'} & {*sys.modules}\n"
-        "assert {*ff.__all__} <= {*dir(ff)}\n"
-        "assert not {'torch', 'numpy'} & {*sys.modules}\n"
-        "ff.RBF\n"
-        "assert 'torch' in sys.modules and 'featureflock.methods' not in sys.modules\n"
-        "assert 'RBF' in vars(ff)\n"
-    )
-    python(program)
-
-
-def test_public_names_are_found_in_whatever_way_they_are_asked_for():
-    names = ", ".join(ff.__all__)
-    python(f"from featureflock import {names}; import featureflock as ff; assert ff.Ensemble is Ensemble")
-    python(f"from featureflock import *; {names}; assert evaluation.calibrate is calibrate")
-    python("import featureflock.methods; featureflock.methods.FeatureWGD, featureflock.Ensemble")
+# ---- public names
 
 
 def test_the_lists_of_public_names_agree():
-    """Those of `__all__`, of what is found when it is asked for, and of what type checkers are shown."""
+    """`__all__`, the lazily imported names, and the names that type checkers see."""
     shown = {}
     (block,) = (node for node in ast.parse(INIT.read_text()).body if isinstance(node, ast.If))
     for node in block.body:
@@ -148,19 +211,7 @@ def test_the_lists_of_public_names_agree():
     assert {*ff.__all__} == {*shown, "__version__"}
 
 
-def test_a_name_that_is_not_there():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'featureflock' has no attribute 'Ensembel'"):
         ff.Ensembel  # noqa: B018
     assert not hasattr(ff, "os")
-
-
-def test_pickles_and_saved_ensembles_are_read_before_anything_else_is_imported(tmp_path):
-    kernel = pickle.dumps(ff.RBF(bandwidth=2.0))
-    python(f"import pickle; assert repr(pickle.loads({kernel!r})).startswith('RBF(bandwidth=2.0')")
-    ens = ff.methods.DICE().build(
-        lambda: ff.models.MLP(4, (6, 6)), lambda: ff.models.linear_head(6, 3), members=2, seed=0, train_size=9
-    )
-    ff.save(ens, tmp_path / "dice")
-    # Its classes are the library's own, which a program need not have imported.
-    for way in ("import featureflock as ff; load = ff.load", "from featureflock.ensemble.saving import load"):
-        python(f"import sys; {way}; assert len(load(sys.argv[1]).extractors) == 2", str(tmp_path / "dice"))
