@@ -1,8 +1,12 @@
-"""A tree of modules as JSON and back, without running any code that the JSON could name.
+"""Encode a tree of modules as JSON and decode it without executing code that the JSON names.
 
-A module is described by the name of its class, its plain attributes, its tensors and its children. It is made again
-without calling a constructor, and its class is looked up by name among the library's own and those that the running
-program has already imported. What JSON cannot describe (a lambda as an attribute, a hook) raises `Undescribed`.
+A module is encoded as the name of its class, its plain attributes, its tensors and its submodules. The decoder calls no
+constructor. It finds a class by name among those of this library and those that the program has already imported, and
+priors, kernels and rules in their registries. Values that JSON cannot represent (a lambda as an attribute, a hook)
+raise NotSerializableError.
+
+The underscored dictionaries of nn.Module (_parameters, _buffers, _modules) are not public, but torch.save stores them
+too, so they are stable. They are needed for entries that are None.
 """
 
 import dataclasses
@@ -32,15 +36,15 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 class NotSerializableError(Exception):
-    """Why a module cannot be written as JSON: the second half of a sentence."""
+    """A module cannot be encoded as JSON. The message is a clause to follow "because"."""
 
 
 class UnknownClassError(ValueError):
-    """A module's class is unknown to the running program."""
+    """The class of a module, or a registered component, is unknown to this program."""
 
 
 class ModuleEncoder:
-    """Describes modules as JSON and collects their tensors by name; what is met twice is written once."""
+    """Encodes modules as JSON and collects their tensors by name; shared modules and tensors are written once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -53,8 +57,8 @@ class ModuleEncoder:
             return {"same": self._paths[id(module)]}
         self._paths[id(module)] = path
         cls = type(module)
-        if not _is_live(cls):
-            raise NotSerializableError(f"the class {cls.__qualname__} of {where} cannot be found again by its name")
+        if not _can_be_found(cls):
+            raise NotSerializableError(f"the class {cls.__qualname__} of {where} cannot be found by its name")
         if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
             raise NotSerializableError(f"{where} has hooks")
         dot = f"{path}." if path else ""
@@ -69,7 +73,7 @@ class ModuleEncoder:
         }
 
     def tensor(self, tensor: Tensor | None, name: str) -> str | None:
-        """The key of a tensor in `tensors`."""
+        """Return the key of a tensor in `tensors`."""
         if tensor is None:
             return None
         if id(tensor) not in self._keys:
@@ -78,7 +82,7 @@ class ModuleEncoder:
         return self._keys[id(tensor)]
 
     def _value(self, value: Any, path: str) -> Any:
-        """An attribute: itself where JSON has it, else a list of a tag and what it takes to make it again."""
+        """Encode an attribute: as itself if JSON has its type, otherwise as a list of a tag and arguments."""
         kind = type(value)
         if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value
@@ -97,22 +101,22 @@ class ModuleEncoder:
                 if (name := registry.name_of(value)) is not None:
                     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
                     return [registry.kind, name, self._value(fields, path)]
-        if isinstance(value, type) and issubclass(value, nn.Module) and _is_live(value):
+        if isinstance(value, type) and issubclass(value, nn.Module) and _can_be_found(value):
             return ["class", _class_name(value)]
         for name, function in _FUNCTIONS.items():
             if function is value:
                 return ["function", name]
-        raise NotSerializableError(f"{path} is a {kind.__name__}, which JSON cannot describe")
+        raise NotSerializableError(f"{path} is a {kind.__name__}, which JSON cannot represent")
 
 
 class ModuleDecoder:
-    """Makes modules from what `Writer` described. Any error but `NotImported` means that the text was altered."""
+    """Decodes the JSON of `ModuleEncoder`. Any exception but UnknownClassError means that the JSON was modified."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
         self._parameters: dict[str, nn.Parameter] = {}
         self._modules: dict[str, nn.Module] = {}
-        self._classes = _live_classes()
+        self._classes = _known_classes()
 
     def module(self, text: dict[str, Any]) -> nn.Module:
         if "same" in text:
@@ -123,7 +127,7 @@ class ModuleDecoder:
         self._modules[text["path"]] = module
         for name, value in text["attributes"].items():
             if name in vars(module) and name != "training":
-                raise KeyError(name)  # PyTorch's own tables of tensors, children and hooks
+                raise KeyError(name)  # PyTorch's dictionaries of tensors, submodules and hooks
             vars(module)[name] = self._value(value)
         for name, key in text["parameters"].items():
             module.register_parameter(name, None if key is None else self._parameter(key))
@@ -133,7 +137,7 @@ class ModuleDecoder:
         for name, child in text["children"].items():
             module.add_module(name, None if child is None else self.module(child))
         if isinstance(module, nn.RNNBase):
-            module._init_flat_weights()
+            module.cpu()  # updates the RNN's list of its weights
         return module
 
     def _value(self, value: Any) -> Any:
@@ -177,17 +181,17 @@ class ModuleDecoder:
     def _class(self, name: str) -> type[nn.Module]:
         if name.startswith("featureflock.") and name not in self._classes:
             _import_library_module(name)
-            self._classes = _live_classes()
+            self._classes = _known_classes()
         if name not in self._classes:
             raise UnknownClassError(
-                f"The ensemble has modules of class {name}, which this program has not imported; import it and load "
-                "again, or build the ensemble with your code and call load(folder, into=ensemble)."
+                f"The ensemble has modules of class {name}, which this program has not imported; import it first, or "
+                "build the ensemble with your code and call load(folder, into=ensemble)."
             )
         return self._classes[name]
 
 
 def _import_library_module(class_name: str) -> None:
-    """Import the module of one of this library's classes, whose name a saved file gives."""
+    """Import the module of a class of this library."""
     with suppress(ImportError, ValueError):
         importlib.import_module(class_name.rpartition(".")[0])
 
@@ -196,12 +200,12 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _is_live(cls: type[nn.Module]) -> bool:
-    return _live_classes().get(_class_name(cls)) is cls
+def _can_be_found(cls: type[nn.Module]) -> bool:
+    return _known_classes().get(_class_name(cls)) is cls
 
 
-def _live_classes() -> dict[str, type[nn.Module]]:
-    """Every module class that the program has imported, by name; of PyTorch's own, only the layers of torch.nn."""
+def _known_classes() -> dict[str, type[nn.Module]]:
+    """Return every module class that the program has imported, by name; of PyTorch's, only the layers of torch.nn."""
 
     def below(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
         for sub in cls.__subclasses__():

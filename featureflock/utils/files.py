@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also when the process is killed or the machine stops in between."""
+"""Atomic writes: after a crash or power failure, a file has its old or its new content, never a part of it."""
 
 import contextlib
 import os
@@ -39,20 +39,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder for results, or say why that cannot be done, before any work goes into them."""
+    """Create the output folder of a command, or raise ValueError, before any work is done."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; give the name of a folder.")
+        raise ValueError(f"--out {folder} is a file; choose a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {folder} cannot be made ({error.strerror}); give another folder.") from error
+        raise ValueError(f"--out {folder} cannot be created ({error.strerror}); choose another folder.") from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {folder} cannot be written to; give another folder.")
+        raise ValueError(f"--out {folder} is not writable; choose another folder.")
 
 
 @contextlib.contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
-    """A new folder for unfinished work, gone at the end; `clear_partials` removes it if the process is killed."""
+    """Create a temporary folder and remove it at the end; `clear_partials` removes it if the process is killed."""
     folder = _partial(parent)
     folder.mkdir(mode=0o700)
     try:
@@ -62,13 +62,13 @@ def working_folder(parent: Path) -> Iterator[Path]:
 
 
 def clear_partials(folder: Path, age: float = _HOUR) -> None:
-    """Remove what processes that were killed have left. Whatever was touched within `age` seconds may be alive."""
+    """Remove temporary files and folders of killed processes: those that were not modified for `age` seconds."""
     for path in folder.iterdir():
-        if _PARTIAL.fullmatch(path.name) and time.time() - _last_touched(path) > age:
+        if _PARTIAL.fullmatch(path.name) and time.time() - _last_modified(path) > age:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                with contextlib.suppress(OSError):  # another process may have been quicker
+                with contextlib.suppress(OSError):  # another process may have removed it
                     path.unlink()
 
 
@@ -76,8 +76,8 @@ def _partial(folder: Path) -> Path:
     return folder / f".featureflock-{uuid.uuid4().hex}.partial"
 
 
-def _last_touched(path: Path) -> float:
-    """The newest time in a folder: its own does not change while a file in it grows."""
+def _last_modified(path: Path) -> float:
+    """Return the newest modification time in a folder; its own does not change while a file in it grows."""
     newest = 0.0
     for each in (path, *(path.rglob("*") if path.is_dir() else ())):
         with contextlib.suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ def _last_touched(path: Path) -> float:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the rename itself to the disk, where folders can be opened (not on Windows)."""
+    """Flush the rename to disk, if folders can be opened (not on Windows)."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
