@@ -195,16 +195,6 @@ def demo(results: dict[str, Any]) -> str:
     )
 
 
-def demo_accuracy(results: dict[str, Any]) -> str:
-    """Accuracy of each method of the demo on each test set."""
-    test_sets = list(results["scores"]["feature-WGD"])
-    rows = [
-        [method, *(_plus_minus(of[t]["accuracy"]["mean"], of[t]["accuracy"]["sd"], 1) for t in test_sets)]
-        for method, of in results["scores"].items()
-    ]
-    return markdown(["accuracy, %", *test_sets], rows)
-
-
 def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[str]:
     compared = [group for group in groups if group.get("differences")]
     if not compared:

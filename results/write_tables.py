@@ -1,4 +1,4 @@
-"""Write the tables in README.md and docs/ from the JSON files in this folder.
+"""Write the tables in docs/ from the JSON files in this folder.
 
     python results/write_tables.py            rewrite every table
     python results/write_tables.py --check    list the tables that differ from the files, and fail if there are any
@@ -40,7 +40,7 @@ class ResultTable(NamedTuple):
     @property
     def pattern(self) -> re.Pattern[str]:
         start = re.escape(f"<!-- {self.marker}: from results/{self.results} -->\n")
-        return re.compile(f"(?<={start})(.*?)(?=<!-- end -->)", flags=re.S)
+        return re.compile(f"({start})(.*?)(<!-- end -->)", flags=re.S)
 
     def text(self) -> str:
         return self.render(json.loads((ROOT / "results" / self.results).read_text())).strip() + "\n"
@@ -57,11 +57,11 @@ def benchmark(module: str, key: str = "rows") -> Render:
 
 
 TABLES = (
-    ResultTable("README.md", "demo", "demo.json", render.demo),
-    ResultTable("README.md", "cifar10-small", "cifar10_small.json", render.training_runs),
-    ResultTable("README.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
-    ResultTable("docs/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
-    ResultTable("docs/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
+    ResultTable("docs/demo.md", "demo", "demo.json", render.demo),
+    ResultTable("docs/results.md", "cifar10-small", "cifar10_small.json", render.training_runs),
+    ResultTable("docs/results.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
+    ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
+    ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
     ResultTable("docs/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
@@ -100,7 +100,7 @@ def updated_pages() -> dict[str, str]:
     """Every page with tables, its tables written anew."""
     pages = {page: (ROOT / page).read_text() for page in dict.fromkeys(table.page for table in TABLES)}
     for table in TABLES:
-        text, count = table.pattern.subn(lambda _, table=table: table.text(), pages[table.page])
+        text, count = table.pattern.subn(lambda match, new=table.text(): match[1] + new + match[3], pages[table.page])
         if count != 1:
             raise SystemExit(f"{table.page} must have one place for the table {table.marker}; it has {count}.")
         pages[table.page] = text
@@ -110,7 +110,8 @@ def updated_pages() -> dict[str, str]:
 def outdated() -> list[str]:
     """Markers of tables that differ from the files in results/."""
     pages = {table.page: (ROOT / table.page).read_text() for table in TABLES}
-    return [table.marker for table in TABLES if table.pattern.findall(pages[table.page]) != [table.text()]]
+    shown = {table: [part for _, part, _ in table.pattern.findall(pages[table.page])] for table in TABLES}
+    return [table.marker for table in TABLES if shown[table] != [table.text()]]
 
 
 def unregistered() -> list[str]:
