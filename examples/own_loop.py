@@ -1,6 +1,8 @@
-"""A plain PyTorch loop, with a model that featureflock has never seen, turned from Deep Ensembles into feature-WGD.
+"""A plain PyTorch training loop with a custom model: feature-WGD instead of Deep Ensembles.
 
-The five lines that differ are marked. Run it:  python examples/own_loop.py  (a few seconds on a laptop)
+    python examples/own_loop.py      a few seconds on a laptop
+
+The five lines that differ from Deep Ensembles are numbered.
 """
 
 import torch
@@ -13,7 +15,7 @@ import featureflock as ff  # 1
 
 
 class Extractor(nn.Module):
-    """Anybody's network, without its last layer."""
+    """Any network without its last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +36,15 @@ train, test = (torch.tensor(rows) for rows in train_test_split(range(len(y)), ra
 n = 5
 
 extractors = nn.ModuleList(Extractor() for _ in range(n))
-head = nn.Linear(48, 10)  # 2: Deep Ensembles would have nn.ModuleList(nn.Linear(48, 10) for _ in range(n))
+head = nn.Linear(48, 10)  # 2: for Deep Ensembles, nn.ModuleList(nn.Linear(48, 10) for _ in range(n))
 layer = ff.ParticleLayer(prior=ff.Cauchy(1e-3), rank=5)  # 3
 optimiser = torch.optim.SGD([*extractors.parameters(), *head.parameters()], lr=0.2, momentum=0.9, nesterov=True)
 
 for epoch in range(12):
     for batch in train[torch.randperm(len(train))].split(64):
         features = torch.stack([f(x[batch]) for f in extractors])
-        logits = head(layer(features))  # 4: torch.stack([h(f) for h, f in zip(heads, features)])
-        loss = F.cross_entropy(logits.flatten(0, 1), y[batch].repeat(n))  # 5: n times this, the sum over members
+        logits = head(layer(features))  # 4: for Deep Ensembles, torch.stack([h(f) for h, f in zip(heads, features)])
+        loss = F.cross_entropy(logits.flatten(0, 1), y[batch].repeat(n))  # 5: for Deep Ensembles, n times this
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -52,6 +54,8 @@ ens = ff.Ensemble(extractors, head).eval()
 probs = ens.predict(x[test])
 members = (ens(x[test]).argmax(-1) == y[test]).double().mean(-1)
 accuracy = (probs.argmax(-1) == y[test]).double().mean()
-unsure = ens.uncertainty(x[test]).total.argmax()
-print(f"members {100 * members.min():.1f} to {100 * members.max():.1f} %, ensemble {100 * accuracy:.1f} % correct")
-print(f"least sure of test image {unsure}, a {y[test][unsure]}: {probs[unsure].topk(2).indices.tolist()} are likeliest")
+uncertain = ens.uncertainty(x[test]).total.argmax()
+print(f"member accuracy {100 * members.min():.1f} to {100 * members.max():.1f} %")
+print(f"ensemble accuracy {100 * accuracy:.1f} %")
+top = probs[uncertain].topk(2).indices.tolist()
+print(f"most uncertain test image: {uncertain}, a {y[test][uncertain]}, with {top} the most probable classes")

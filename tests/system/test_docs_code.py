@@ -1,0 +1,107 @@
+"""The code in README.md, docs/ and examples/ runs as it is printed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import featureflock as ff
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def run_blocks(page: str, names: dict, count: int = 1) -> dict:
+    """Execute the Python blocks of a page one after another, and return their names."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+    assert len(blocks) == count
+    for block in blocks:
+        exec(block, names)
+    return names
+
+
+def loop_names() -> dict:
+    return {
+        "loader": [(torch.randn(16, 64), torch.randint(10, (16,))) for _ in range(3)],
+        "make_extractor": lambda: nn.Linear(64, 32),
+        "make_head": lambda: nn.Linear(32, 10),
+    }
+
+
+def test_readme():
+    names = run_blocks("README.md", loop_names(), 2)
+    assert names["probs"].shape == (16, 10)
+    assert torch.equal(ff.load("my-ensemble").predict(names["loader"][2][0]), names["probs"])
+    names["loss"].backward()
+
+
+def test_training():
+    x, y = torch.randn(64, 64), torch.arange(64) % 10
+    names = run_blocks("docs/training.md", {"x_train": x, "y_train": y, "x_test": x, "y_test": y})
+    assert names["result"]["members"] == 5
+    assert Path("runs/mine/ensemble").is_dir()
+
+
+def test_evaluation():
+    x, y = torch.randn(60, 64), torch.arange(60) % 10
+    ens = ff.Ensemble([nn.Linear(64, 32) for _ in range(3)], nn.Linear(32, 10))
+    names = {"ens": ens, "x_test": x, "y_test": y, "x_validation": x, "y_validation": y}
+    run_blocks("docs/evaluation.md", names)
+    assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
+
+
+def test_scaling():
+    names = run_blocks("docs/scaling.md", loop_names())
+    x = names["loader"][0][0]
+    assert torch.equal(ff.load("my-ensemble").predict(x), names["ens"].predict(x))
+
+
+def test_methods():
+    names = {**loop_names(), "x_train": torch.randn(90, 64), "y_train": torch.arange(90) % 10}
+    run_blocks("docs/methods.md", names)
+    assert int(names["ens"].layer.seen) == 90
+
+
+def test_speed():
+    run_blocks("docs/speed.md", {})
+
+
+def test_example_learns():
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "own_loop.py"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(re.search(r"ensemble accuracy ([\d.]+) %", run.stdout)[1]) > 93
+
+
+def test_flags_in_the_docs_exist():
+    """Every flag of a `featureflock` command line in the docs is in the help of that command."""
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    used: dict[str, set[str]] = {}
+    for line in lines:
+        for command, rest in re.findall(r"featureflock (data \w+|\w+)\b([^`#\n]*)", line):
+            used.setdefault(command, set()).update(re.findall(r"(?<=\s)--[a-z][\w.-]*", rest))
+    assert {"train", "evaluate", "tune", "reproduce", "predict", "report"} <= used.keys()
+    recipes = {"train": ["cifar100-resnet32", "--method", "dice"], "tune": ["cifar10-laptop"]}
+    for command, flags in used.items():
+        if not flags:
+            continue
+        help_of = [sys.executable, "-m", "featureflock", *command.split(), *recipes.get(command, []), "--help"]
+        shown = subprocess.run(help_of, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout
+        missing = [flag for flag in sorted(flags) if flag.partition(".")[0] not in shown and flag not in shown]
+        assert missing == [], f"featureflock {command}"
