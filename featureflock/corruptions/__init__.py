@@ -1,6 +1,6 @@
-"""The 15 corruptions of CIFAR-10-C and ImageNet-C: on batches of pictures, as whole sets, and read from disk."""
+"""The 15 corruptions of CIFAR-10-C and ImageNet-C: applied to images, generated as sets, and read from files."""
 
-from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, Name, corrupt
+from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corruption, corrupt
 from featureflock.corruptions.files import CorruptedSet, find_sets, open_set, read_imagenet_c
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.generate import copy_set, generate_set
@@ -9,7 +9,7 @@ __all__ = [
     "CORRUPTIONS",
     "SEVERITIES",
     "CorruptedSet",
-    "Name",
+    "check_corruption",
     "copy_set",
     "corrupt",
     "find_sets",

@@ -1,14 +1,14 @@
 """Blur: defocus, glass, motion, zoom.
 
-    defocus_blur   x * k,  k a disk of the radius on a grid of whole pixels, smoothed by a 3 × 3 Gaussian (σ = alias)
+    defocus_blur   x * k,  k a disk on a grid of whole pixels, smoothed by a 3 × 3 Gaussian (σ = alias)
     glass_blur     G_σ x as bytes; then, for each pixel from the lower right to the upper left, x[h, w] becomes
-                   x[h + i, w + j] with i, j drawn from {−δ, …, δ − 1}; then G_σ again
+                   x[h + i, w + j] with i, j uniform in {−δ, …, δ − 1}; then G_σ again
     motion_blur    Σ_t k_t x[p + t (cos φ, sin φ)],  k_t ∝ exp(−t² / 2σ²),  t = 0, …, 2 · radius,  φ ~ U(−45°, 45°)
     zoom_blur      (x + Σ_z Z_z x) / (number of zooms + 1),  Z_z the centre magnified z times, bilinear
 
-In the published code glass blur means to swap two pixels, but both are views of one array, which makes it a copy. The
-motion is that of ImageMagick: a Gaussian to one side along a line, its points rounded to whole pixels, edges repeated,
-and the result rounded. Zooming is linear, and so one sparse matrix for all zooms and pixels.
+The published code of glass blur intends to swap two pixels, but both are views of one array, so it copies. Motion blur
+follows ImageMagick: a one-sided Gaussian along a line, its points rounded to whole pixels, edges repeated, the result
+rounded. Zoom blur is linear, so one sparse matrix applies all zooms.
 """
 
 import math
@@ -29,11 +29,11 @@ GLASS = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
 MOTION = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
 """Radius, σ."""
 ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)
-"""Zooms go from 1 to below this in steps of 0.01."""
+"""Upper end of the zooms, which begin at 1 in steps of 0.01."""
 
 
 def defocus_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
-    size = max(1.0, relative_size(x_bhwc))  # a disk of less than a pixel would be no blur at all
+    size = max(1.0, relative_size(x_bhwc))  # a disk smaller than a pixel has no effect
     radius, alias = (value * size for value in DEFOCUS[severity - 1])
     kernel = disk(radius, alias)
     reach = len(kernel) // 2
@@ -46,33 +46,33 @@ def defocus_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     return to_bytes(blurred)
 
 
-def glass_blur(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
+def glass_blur(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
     size = relative_size(x_bhwc)
     sigma, delta, iterations = GLASS[severity - 1]
     sigma, delta = sigma * size, max(1, round(delta * size))
     height, width = x_bhwc.shape[1:3]
     x = (_smooth(x_bhwc / 255, sigma) * 255).astype(np.uint8)
     for iteration in range(iterations):
-        offset = chance.below(2 * delta, height, width, 2, stream=iteration) - delta
-        shuffle(x, offset[..., 0], offset[..., 1], delta)
+        offset = rng.below(2 * delta, height, width, 2, stream=iteration) - delta
+        shuffle_pixels(x, offset[..., 0], offset[..., 1], delta)
     return to_bytes(_smooth(x / 255, sigma))
 
 
-def motion_blur(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
+def motion_blur(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
     radius, sigma = MOTION[severity - 1]
     size = relative_size(x_bhwc)
-    return along_lines(x_bhwc, radius * size, sigma * size, chance.uniform(-45, 45))
+    return directional_blur(x_bhwc, radius * size, sigma * size, rng.uniform(-45, 45))
 
 
 def zoom_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     batch, height, width, channels = x_bhwc.shape
     columns = x_bhwc.transpose(1, 2, 0, 3).reshape(height * width, batch * channels) / np.float32(255)
-    blurred: NDArray[np.float32] = _all_zooms(ZOOM[severity - 1], height, width) @ columns
+    blurred: NDArray[np.float32] = _zoom_matrix(ZOOM[severity - 1], height, width) @ columns
     return to_bytes(np.ascontiguousarray(blurred.reshape(height, width, batch, channels).transpose(2, 0, 1, 3)))
 
 
 def disk(radius: float, alias: float) -> NDArray[np.float32]:
-    """The kernel of a lens out of focus, without the zeros around it."""
+    """Kernel of a defocused lens, without surrounding zeros."""
     reach = 8 if radius <= 8 else math.ceil(radius)
     offset = np.arange(-reach, reach + 1)
     kernel = (offset[:, None] ** 2 + offset**2 <= radius**2).astype(np.float32)
@@ -83,54 +83,54 @@ def disk(radius: float, alias: float) -> NDArray[np.float32]:
     return kernel[reach - used : reach + used + 1, reach - used : reach + used + 1]
 
 
-def shuffle(x_bhwc: Bytes, down_bhw: NDArray[np.int64], across_bhw: NDArray[np.int64], delta: int) -> None:
-    """x[h, w] ← x[h + down, w + across] in place, one pixel after another, for h and w from size − δ down to δ + 1.
+def shuffle_pixels(x_bhwc: Bytes, down_bhw: NDArray[np.int64], across_bhw: NDArray[np.int64], delta: int) -> None:
+    """x[h, w] ← x[h + down, w + across] in place, pixel by pixel, for h and w from size − δ down to δ + 1.
 
-    With δ = 1 the offsets are −1 and 0: every pixel is read before it is written to, so all can be copied at once.
+    With δ = 1 the offsets are −1 and 0: every pixel is read before it is written, so all are copied at once.
     """
-    (height, width), picture = x_bhwc.shape[1:3], np.arange(len(x_bhwc))
+    (height, width), image = x_bhwc.shape[1:3], np.arange(len(x_bhwc))
     rows, columns = np.arange(height - delta, delta, -1), np.arange(width - delta, delta, -1)
     if delta == 1:
         h, w = rows[:, None], columns[None, :]
-        x_bhwc[:, h, w] = x_bhwc[picture[:, None, None], h + down_bhw[:, h, w], w + across_bhw[:, h, w]]
+        x_bhwc[:, h, w] = x_bhwc[image[:, None, None], h + down_bhw[:, h, w], w + across_bhw[:, h, w]]
         return
     for h in rows:
         for w in columns:
-            x_bhwc[:, h, w] = x_bhwc[picture, h + down_bhw[:, h, w], w + across_bhw[:, h, w]]
+            x_bhwc[:, h, w] = x_bhwc[image, h + down_bhw[:, h, w], w + across_bhw[:, h, w]]
 
 
-def along_lines(x_bhwc: Bytes, radius: float, sigma: float, degrees_b: Floats) -> Bytes:
-    """ImageMagick's motion blur, with an angle of its own for each picture."""
+def directional_blur(x_bhwc: Bytes, radius: float, sigma: float, degrees_b: Floats) -> Bytes:
+    """ImageMagick's motion blur, with one angle for each image."""
     batch, height, width, _ = x_bhwc.shape
     taps = np.arange(2 * math.ceil(radius) + 1)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     weights /= weights.sum()
-    # One by one, because NumPy's sines of arrays can depend on where in the array an angle stands.
+    # One by one, because NumPy's vectorised sine can depend on the position in the array.
     directions = np.array([(math.sin(math.radians(a)), math.cos(math.radians(a))) for a in degrees_b])
     offsets = np.ceil(directions[:, :, None] * taps - 0.5).astype(np.int64)
-    down = np.clip(offsets[:, 0], 1 - height, height - 1)  # beyond that, all is the repeated edge
+    down = np.clip(offsets[:, 0], 1 - height, height - 1)  # beyond, all pixels repeat the edge
     across = np.clip(offsets[:, 1], 1 - width, width - 1)
     top, left = max(0, -int(down.min())), max(0, -int(across.min()))
     border = (top, max(0, int(down.max()))), (left, max(0, int(across.max())))
     planes = np.ascontiguousarray(x_bhwc.transpose(0, 3, 1, 2), dtype=np.float32)
     windows = sliding_window_view(np.pad(planes, ((0, 0), (0, 0), *border), mode="edge"), (height, width), axis=(2, 3))
     windows = windows.transpose(0, 2, 3, 1, 4, 5)
-    blurred, picture = np.zeros_like(planes), np.arange(batch)
+    blurred, image = np.zeros_like(planes), np.arange(batch)
     for tap, weight in enumerate(weights.astype(np.float32)):
-        blurred += weight * windows[picture, top + down[:, tap], left + across[:, tap]]
+        blurred += weight * windows[image, top + down[:, tap], left + across[:, tap]]
     blurred += 0.5
     return np.ascontiguousarray(np.minimum(blurred, 255).astype(np.uint8).transpose(0, 2, 3, 1))
 
 
 @cache
 def magnification(zoom: float, height: int, width: int) -> sparse.csr_array:
-    """Of the centre of a picture, (H·W, H·W)."""
-    rows, columns = (sparse.csr_array(_magnified_line(zoom, size)) for size in (height, width))
+    """Matrix that magnifies the centre of an image, (H·W, H·W)."""
+    rows, columns = (sparse.csr_array(_magnification_1d(zoom, size)) for size in (height, width))
     return sparse.csr_array(sparse.kron(rows, columns))
 
 
-def _magnified_line(zoom: float, size: int) -> Floats:
-    """(size, size): cropped to ⌈size / zoom⌉, interpolated, and what is too much trimmed off."""
+def _magnification_1d(zoom: float, size: int) -> Floats:
+    """One dimension of it, (size, size): crop to ⌈size / zoom⌉, interpolate, trim to size."""
     crop = math.ceil(size / zoom)
     top = (size - crop) // 2
     matrix: Floats = ndimage.zoom(np.eye(size)[top : top + crop], (zoom, 1), order=1)
@@ -139,8 +139,8 @@ def _magnified_line(zoom: float, size: int) -> Floats:
 
 
 @cache
-def _all_zooms(end: float, height: int, width: int) -> sparse.csr_array:
-    """All magnifications and the picture itself, averaged: (H·W, H·W)."""
+def _zoom_matrix(end: float, height: int, width: int) -> sparse.csr_array:
+    """Average of all magnifications and the identity, (H·W, H·W)."""
     zooms = [float(zoom) for zoom in np.arange(1, end, 0.01)]
     total = sparse.eye_array(height * width, format="csr")
     for zoom in zooms:

@@ -3,12 +3,12 @@
 contrast            (x − μ) c + μ,  μ the mean of each channel
 elastic_transform   an affine map that moves three points by U(−a, a) each, bilinear at 1/32 of a pixel, mirrored at
                     the edges (without the edge pixel); then x[p + α G_σ u(p)], u ~ U(−1, 1) for each pixel and
-                    direction, G_σ cut off at 3σ, bilinear, mirrored at the edges (with it)
-pixelate            reduced to ⌊c · size⌋ by the means of boxes, and enlarged by them
-jpeg_compression    written and read as JPEG of quality c
+                    direction, G_σ truncated at 3σ, bilinear, mirrored at the edges (with the edge pixel)
+pixelate            reduced to ⌊c · size⌋ with a box filter, and enlarged with it
+jpeg_compression    encoded and decoded as JPEG of quality c
 
-The affine map is that of OpenCV before its fifth version, by which the published files were made: places are rounded
-to 1/32 of a pixel. Newer ones do not round, which would change bytes by up to 4.
+The affine map is that of OpenCV before version 5, which made the published files: positions are rounded to 1/32 of a
+pixel. Newer versions do not round, which would change bytes by up to 4.
 """
 
 import io
@@ -23,15 +23,15 @@ from featureflock.corruptions.images import Bytes, Floats, ImageRandom, to_bytes
 
 CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
 ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
-"""α, σ, a, in sizes of the picture."""
+"""α, σ, a, relative to the size of the image."""
 PIXELATE = (0.95, 0.9, 0.85, 0.75, 0.65)
 JPEG = (80, 65, 58, 50, 40)
 
-Singles = NDArray[np.float32]
-Places = NDArray[np.int64]
+Floats32 = NDArray[np.float32]
+Positions = NDArray[np.int64]
 
-_AFFINE_UNITS, _AFFINE_PLACES = 1024, 32
-"""Fractions of a pixel that the two summands of a place are rounded to, and their sum."""
+_TERM_UNITS, _POSITION_UNITS = 1024, 32
+"""The two terms of a position are rounded to 1/1024 of a pixel, and their sum to 1/32."""
 
 
 def contrast(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
@@ -44,23 +44,23 @@ def contrast(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     return to_bytes(x)
 
 
-def elastic_transform(x_bhwc: Bytes, severity: int, chance: ImageRandom) -> Bytes:
+def elastic_transform(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     alpha, sigma, moved = (value * min(height, width) for value in ELASTIC[severity - 1])
-    x: Singles = x_bhwc.astype(np.float32) / np.float32(255)
-    x = affine(x, chance.uniform(-moved, moved, 3, 2).astype(np.float32))
+    x: Floats32 = x_bhwc.astype(np.float32) / np.float32(255)
+    x = affine(x, rng.uniform(-moved, moved, 3, 2).astype(np.float32))
     if alpha:
-        u = chance.uniform(-1, 1, 2, height, width, stream=1)
+        u = rng.uniform(-1, 1, 2, height, width, stream=1)
         u = alpha * ndimage.gaussian_filter(u, sigma, mode="reflect", truncate=3.0, axes=(2, 3))
         across, down = u[:, 0].astype(np.float32), u[:, 1].astype(np.float32)
-        x = _interpolated(x, np.arange(height)[:, None] + down, np.arange(width) + across, _mirrored)
+        x = _interpolate(x, np.arange(height)[:, None] + down, np.arange(width) + across, _reflect)
     return to_bytes(x)
 
 
 def pixelate(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     c = PIXELATE[severity - 1]
-    return _boxes(_boxes(x_bhwc, int(height * c), int(width * c)), height, width)
+    return _box_resize(_box_resize(x_bhwc, int(height * c), int(width * c)), height, width)
 
 
 def jpeg_compression(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
@@ -68,39 +68,39 @@ def jpeg_compression(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     for x, y in zip(x_bhwc, y_bhwc, strict=True):
         stream = io.BytesIO()
         Image.fromarray(x).save(stream, "JPEG", quality=JPEG[severity - 1])
-        with Image.open(stream, formats=["JPEG"]) as picture:
-            y[:] = np.asarray(picture)
+        with Image.open(stream, formats=["JPEG"]) as image:
+            y[:] = np.asarray(image)
     return y_bhwc
 
 
-def affine(x_bhwc: Singles, move_bpd: Singles) -> Singles:
-    """Each picture under the affine map that moves three corners of a square in its middle."""
+def affine(x_bhwc: Floats32, move_bpd: Floats32) -> Floats32:
+    """Apply to each image the affine map that moves three corners of a square in its middle."""
     height, width = x_bhwc.shape[1:3]
     centre, side = np.array([width // 2, height // 2], dtype=np.float32), min(height, width) // 3
     corners = centre + side * np.array([[1, 1], [1, -1], [-1, -1]], dtype=np.float32)
     lower, upper, left = (corners + move_bpd).astype(np.float64).transpose(1, 2, 0)[..., None]  # (d, B, 1) each
-    right, down = (upper - left) / (2 * side), (lower - upper) / (2 * side)  # what a step to the right becomes, or down
+    right, down = (upper - left) / (2 * side), (lower - upper) / (2 * side)  # the images of unit steps
     start = upper - corners[1, 0] * right - corners[1, 1] * down
     determinant = right[0] * down[1] - right[1] * down[0]
     row, column = np.arange(height, dtype=np.float64), np.arange(width, dtype=np.float64)
 
-    def back(by_column: Floats, by_row: Floats) -> Floats:
-        """From where the pixel at (row, column) comes, (B, H, W), as the inverse map has it."""
+    def source(by_column: Floats, by_row: Floats) -> Floats:
+        """Source coordinate of each pixel under the inverse map, (B, H, W)."""
         first = -(by_column * start[0] + by_row * start[1])
-        summands = np.rint(_AFFINE_UNITS * (by_row * row + first)), np.rint(_AFFINE_UNITS * by_column * column)
-        units = summands[0][:, :, None] + summands[1][:, None, :]
-        places: Floats = np.floor(units * _AFFINE_PLACES / _AFFINE_UNITS + 0.5) / _AFFINE_PLACES
-        return places
+        terms = np.rint(_TERM_UNITS * (by_row * row + first)), np.rint(_TERM_UNITS * by_column * column)
+        units = terms[0][:, :, None] + terms[1][:, None, :]
+        positions: Floats = np.floor(units * _POSITION_UNITS / _TERM_UNITS + 0.5) / _POSITION_UNITS
+        return positions
 
-    rows = back(-right[1] / determinant, right[0] / determinant)
-    columns = back(down[1] / determinant, -down[0] / determinant)
-    return _interpolated(x_bhwc, rows, columns, _mirrored_without_the_edge)
+    rows = source(-right[1] / determinant, right[0] / determinant)
+    columns = source(down[1] / determinant, -down[0] / determinant)
+    return _interpolate(x_bhwc, rows, columns, _reflect_without_edge)
 
 
-def _interpolated(
-    x_bhwc: Singles, row_bhw: Floats, column_bhw: Floats, inside: Callable[[Places, int], Places]
-) -> Singles:
-    """x[row, column], bilinear; `inside` brings places beyond the edges back into the picture."""
+def _interpolate(
+    x_bhwc: Floats32, row_bhw: Floats, column_bhw: Floats, inside: Callable[[Positions, int], Positions]
+) -> Floats32:
+    """x[row, column] by bilinear interpolation; `inside` maps positions beyond the edges into the image."""
     batch, height, width, channels = x_bhwc.shape
     above, before = np.floor(row_bhw), np.floor(column_bhw)
     lower, right = (row_bhw - above)[..., None].astype(np.float32), (column_bhw - before)[..., None].astype(np.float32)
@@ -113,20 +113,20 @@ def _interpolated(
     return np.asarray(top + lower * (bottom - top), dtype=np.float32)
 
 
-def _mirrored(index: Places, size: int) -> Places:
+def _reflect(index: Positions, size: int) -> Positions:
     """… 1 0 | 0 1 … size−1 | size−1 …"""
     index = index % (2 * size)
     return np.minimum(index, 2 * size - 1 - index)
 
 
-def _mirrored_without_the_edge(index: Places, size: int) -> Places:
+def _reflect_without_edge(index: Positions, size: int) -> Positions:
     """… 2 1 | 0 1 … size−1 | size−2 …"""
     index = index % (2 * size - 2)
     return np.minimum(index, 2 * size - 2 - index)
 
 
-def _boxes(x_bhwc: Bytes, height: int, width: int) -> Bytes:
-    """Pillow's box filter on all pictures at once: rows of all pictures below each other, then columns side by side."""
+def _box_resize(x_bhwc: Bytes, height: int, width: int) -> Bytes:
+    """Pillow's box filter on all images at once: stacked vertically for rows, then side by side for columns."""
     batch, old_height, old_width, channels = x_bhwc.shape
     tall = Image.fromarray(np.ascontiguousarray(x_bhwc).reshape(batch * old_height, old_width, channels))
     narrow = np.asarray(tall.resize((width, batch * old_height), Image.Resampling.BOX))

@@ -1,7 +1,7 @@
-"""What all corruptions share: pictures as arrays, the random numbers of each, and the way back to bytes.
+"""Types and helpers shared by all corruptions.
 
-Shapes: B pictures of H × W pixels with C = 3 channels, uint8, in the order (B, H, W, C) of the published files. The
-constants are those of 32 × 32 pictures; lengths in pixels are multiplied by min(H, W) / 32 for others.
+Shapes: B images of H × W pixels with C = 3 channels, uint8 (B, H, W, C) as in the published files. Constants are those
+of 32 × 32 images; lengths in pixels are multiplied by min(H, W) / 32 for other sizes.
 """
 
 from collections.abc import Callable
@@ -18,35 +18,35 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ImageRandom:
-    """The random numbers of each picture: a function of the keys and of its index, whatever else is in the batch."""
+    """Random numbers seeded per image, by the keys and the index of the image, independent of the batch."""
 
     index_b: NDArray[np.int64]
     keys: tuple[int, ...]
 
     def uniform(self, low: float, high: float, *shape: int, stream: int = 0) -> Floats:
-        """Between low and high, (B, *shape). One corruption's draws differ in their stream."""
+        """Uniform numbers between low and high, (B, *shape); `stream` separates the draws of one corruption."""
         return low + (high - low) * cell_uniforms(shape, self.index_b, *self.keys, stream)
 
-    def normal(self, mean: float, deviation: float, *shape: int, stream: int = 0) -> Floats:
-        """(B, *shape)."""
-        return mean + deviation * cell_normals(shape, self.index_b, *self.keys, stream)
+    def normal(self, mean: float, std: float, *shape: int, stream: int = 0) -> Floats:
+        """Normal numbers, (B, *shape)."""
+        return mean + std * cell_normals(shape, self.index_b, *self.keys, stream)
 
     def below(self, bound: int, *shape: int, stream: int = 0) -> NDArray[np.int64]:
-        """Integers from 0 to bound − 1, (B, *shape)."""
+        """Integers in [0, bound), (B, *shape)."""
         return self.uniform(0, bound, *shape, stream=stream).astype(np.int64)
 
 
 Corruption = Callable[[Bytes, int, ImageRandom], Bytes]
-"""Pictures, severity and random numbers to pictures."""
+"""Maps images, severity and random numbers to corrupted images."""
 
 
 def to_bytes(x: Floats | NDArray[np.float32]) -> Bytes:
-    """From [0, 1] as published: clipped, multiplied by 255 and truncated, not rounded. Overwrites x."""
+    """Convert [0, 1] to bytes as published: clip, multiply by 255 and truncate, not round. Overwrites x."""
     np.clip(x, 0, 1, out=x)
     x *= 255
     return x.astype(np.uint8)
 
 
 def relative_size(x_bhwc: Bytes) -> float:
-    """How many pixels stand for one of a 32 × 32 picture."""
+    """Size of the images relative to 32 × 32."""
     return float(min(x_bhwc.shape[1:3])) / 32

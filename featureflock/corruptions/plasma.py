@@ -1,9 +1,9 @@
-"""Plasma fractals by the diamond-square algorithm, many at once, on a torus of n × n points, n a power of two.
+"""Batched plasma fractals by the diamond-square algorithm on a torus of n × n points, n a power of two.
 
     step = n, n/2, …, 2:   the centre of each square of side `step`, then the middle of each of its edges, becomes the
                            mean of its four neighbours at distance step/2 plus w · U(−w, w);   then w ← w / decay
 
-with w = 100 at first, so that deviations shrink by decay² a level. At last the map is stretched to [0, 1].
+with w = 100 initially, so the noise shrinks by decay² per level. Finally the map is rescaled to [0, 1].
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ from featureflock.corruptions.images import Floats, ImageRandom
 _FIRST_WIBBLE = 100.0
 
 
-def plasma(chance: ImageRandom, size: int, decay: float) -> Floats:
-    """Maps (B, n, n) between 0 and 1, n the next power of two from `size` on."""
+def plasma(rng: ImageRandom, size: int, decay: float) -> Floats:
+    """Return maps (B, n, n) in [0, 1], where n is the smallest power of two that is at least `size`."""
     n = 1 << (size - 1).bit_length()
-    map_bnn: Floats = np.zeros((len(chance.index_b), n, n))
+    map_bnn: Floats = np.zeros((len(rng.index_b), n, n))
     step, wibble, level = n, _FIRST_WIBBLE, 0
     while step >= 2:
         half, k = step // 2, n // step
-        noise = wibble * chance.uniform(-wibble, wibble, 3, k, k, stream=level)
+        noise = wibble * rng.uniform(-wibble, wibble, 3, k, k, stream=level)
         corner = map_bnn[:, ::step, ::step]
         pair = corner + np.roll(corner, -1, axis=1)
         centre = (pair + np.roll(pair, -1, axis=2)) / 4 + noise[:, 0]

@@ -11,8 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from featureflock.corruptions import CORRUPTIONS, SEVERITIES, Name, corrupt, frost_source, open_set, read_imagenet_c
-from featureflock.corruptions.apply import known as known_corruption
+from featureflock.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    check_corruption,
+    corrupt,
+    frost_source,
+    open_set,
+    read_imagenet_c,
+)
 from featureflock.corruptions.files import CorruptedSet, read_manifest
 from featureflock.corruptions.generate import ALGORITHM
 from featureflock.data import Examples, Splits, StreamedExamples, TensorExamples, View, only_view
@@ -58,7 +65,7 @@ class EvaluationProtocol:
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
-            known_corruption(name)
+            check_corruption(name)
         wrong = [severity for severity in self.severities if severity not in SEVERITIES]
         if wrong:
             raise ValueError(f"severities must be among 1 to 5; got {wrong[0]}.")
@@ -134,7 +141,7 @@ def corrupted(
     splits: Splits, name: str, protocol: EvaluationProtocol, say: Callable[[str], None]
 ) -> Iterator[EvaluationSet]:
     """The corrupted test sets; `name` is that of the data set's class. Says what they are made from."""
-    test, names = splits.test, dict.fromkeys(map(known_corruption, protocol.corruptions))
+    test, names = splits.test, dict.fromkeys(map(check_corruption, protocol.corruptions))
     wanted = [(corruption, severity) for corruption in names for severity in sorted(set(protocol.severities))]
     if not wanted:
         return
@@ -225,7 +232,7 @@ def _chosen(examples: Examples, count: int | None) -> Tensor:
 
 
 def _imagenet_c(
-    splits: Splits, protocol: EvaluationProtocol, wanted: list[tuple[Name, int]], say: Callable[[str], None]
+    splits: Splits, protocol: EvaluationProtocol, wanted: list[tuple[str, int]], say: Callable[[str], None]
 ) -> Iterator[EvaluationSet]:
     test = splits.test
     if protocol.corrupted is None:
@@ -254,7 +261,7 @@ def _only(test: TensorExamples, view: View, positions: Tensor) -> TensorExamples
     return only_view(test.select(positions), view)
 
 
-def _made(test: TensorExamples, corruption: Name, severity: int, positions: Tensor) -> TensorExamples:
+def _made(test: TensorExamples, corruption: str, severity: int, positions: Tensor) -> TensorExamples:
     indices = test.indices[positions].numpy()
     return altered(
         test.select(positions), lambda pictures: corrupt(pictures, corruption, severity, seed=_SEED, indices=indices)

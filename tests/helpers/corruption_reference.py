@@ -1,6 +1,6 @@
-"""The corruptions as published, one picture at a time, slowly; random ones take their random numbers as arguments.
+"""Reference implementations of the corruptions: as published, one image at a time, slow.
 
-Pictures are uint8 (H, W, 3), H = W = 32.
+Images are uint8 (H, W, 3), H = W = 32. Random corruptions take their random numbers as arguments.
 """
 
 import colorsys
@@ -60,8 +60,8 @@ def contrast(x, severity):
 
 def pixelate(x, severity):
     small = int(32 * [0.95, 0.9, 0.85, 0.75, 0.65][severity - 1])
-    picture = Image.fromarray(x).resize((small, small), Image.Resampling.BOX)
-    return np.array(picture.resize((32, 32), Image.Resampling.BOX))
+    image = Image.fromarray(x).resize((small, small), Image.Resampling.BOX)
+    return np.array(image.resize((32, 32), Image.Resampling.BOX))
 
 
 def jpeg_compression(x, severity):
@@ -99,24 +99,24 @@ def magick_motion_blur(x, radius, sigma, degrees):
 
 
 def snow(x, severity, normal, degrees):
-    mean, deviation, zoom, threshold, radius, sigma, share = [
+    mean, std, zoom, threshold, radius, sigma, weight = [
         (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
         (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
         (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     ][severity - 1]
-    layer = clipped_zoom((mean + deviation * normal)[..., None], zoom)
+    layer = clipped_zoom((mean + std * normal)[..., None], zoom)
     layer[layer < threshold] = 0
     layer = magick_motion_blur(truncated(layer), radius, sigma, degrees) / 255
     x = (x / 255).astype(np.float32)
     grey = cv2.cvtColor(x, cv2.COLOR_RGB2GRAY)[..., None]
-    x = share * x + (1 - share) * np.maximum(x, 1.5 * grey + 0.5)
+    x = weight * x + (1 - weight) * np.maximum(x, 1.5 * grey + 0.5)
     return truncated(x + layer + np.rot90(layer, 2))
 
 
 def plasma(noise_of, decay, size=32):
-    """Point by point; `noise_of(level, kind, row, column)` is in [−1, 1], kind is 0 for squares, else 1 or 2."""
+    """Point by point; `noise_of(level, kind, row, column)` is in [−1, 1]; kind is 0 for centres, 1 and 2 for edges."""
     heights = np.zeros((size, size))
     step, wibble, level = size, 100.0, 0
     while step >= 2:
@@ -147,7 +147,7 @@ def fog(x, severity, noise_of):
 
 
 def affine_map(x, moves):
-    """OpenCV's warpAffine before version 5, pixel by pixel: places are rounded to 1/32, the edges mirrored."""
+    """OpenCV's warpAffine before version 5, pixel by pixel: positions are rounded to 1/32, edges mirrored."""
     points = np.float32([[26, 26], [26, 6], [6, 6]])
     (a, b, e), (c, d, f) = cv2.invertAffineTransform(cv2.getAffineTransform(points, points + moves)).tolist()
     padded = np.pad(x.astype(float), ((20, 20), (20, 20), (0, 0)), mode="reflect")
@@ -163,7 +163,7 @@ def affine_map(x, moves):
 
 
 def elastic_transform(x, severity, moves, fields):
-    """`moves` (3, 2) and `fields` (2, 32, 32) are between −1 and 1."""
+    """`moves` (3, 2) and `fields` (2, 32, 32) are in [−1, 1]."""
     alpha, sigma, affine = [
         (0, 0, 32 * 0.08),
         (32 * 0.05, 32 * 0.2, 32 * 0.07),
@@ -175,7 +175,7 @@ def elastic_transform(x, severity, moves, fields):
     x = affine_map(x, (affine * moves).astype(np.float32))
     across, down = (alpha * ndimage.gaussian_filter(f, sigma, mode="reflect", truncate=3) for f in fields)
     rows, columns = np.meshgrid(np.arange(32), np.arange(32), indexing="ij")
-    places = [rows + down, columns + across]
+    positions = [rows + down, columns + across]
     return truncated(
-        np.stack([ndimage.map_coordinates(x[..., c], places, order=1, mode="reflect") for c in range(3)], -1)
+        np.stack([ndimage.map_coordinates(x[..., c], positions, order=1, mode="reflect") for c in range(3)], -1)
     )

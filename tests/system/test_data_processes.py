@@ -26,7 +26,7 @@ from helpers.published_formats import (
     write_files,
 )
 
-from featureflock.corruptions import corrupt, generate_set, open_set
+from featureflock.corruptions import corrupt, generate, generate_set, open_set
 from featureflock.data.sources import cache, download
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.fetch import get
@@ -276,6 +276,19 @@ def test_a_killed_corruption_ends_its_workers_and_is_resumed(tmp_path):
     for name in names:
         expected = corrupt(x, name, 5, seed=0, indices=np.arange(2000))
         assert np.array_equal(open_set(folder).images(name, 5), expected)
+
+
+def test_workers_read_the_clean_images_from_a_file_that_is_removed(tmp_path):
+    images = random_arrays("cifar10", 600, 1)["train_x"]
+    tasks = [("contrast", 1, 0, 0), ("contrast", 1, 0, 500)]
+    results = generate._run_tasks(images, tasks, 2, tmp_path)
+    first = next(results)
+    (work,) = tmp_path.iterdir()
+    assert [path.name for path in work.iterdir()] == ["clean.npy"]
+    expected = corrupt(images, "contrast", 1, seed=0, indices=np.arange(600))
+    assert first + next(results) == expected.tobytes()
+    results.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_while_workers_start_prints_one_sentence(tmp_path):

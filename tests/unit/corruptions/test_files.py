@@ -1,0 +1,100 @@
+"""Reading corrupted sets: CIFAR-10-C, ImageNet-C, and damaged files."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.corrupted_files import THREE, manifest, published
+from PIL import Image
+
+from featureflock.corruptions import open_set, read_imagenet_c
+from featureflock.data import Normalisation
+
+CPU = torch.device("cpu")
+
+
+def write_npz(path):
+    with open(path, "wb") as file:
+        np.savez(file, x=np.zeros(3))
+
+
+def test_published_files_are_memory_mapped(tmp_path):
+    arrays = published(tmp_path / "c")
+    corrupted = open_set(tmp_path / "c")
+    assert corrupted.corruptions == THREE
+    assert corrupted.severities == (1, 2, 3, 4, 5)
+    assert corrupted.labels.tolist() == [0, 1, 2, 3]
+    third = corrupted.images("frost", 3)
+    assert isinstance(third, np.memmap)
+    assert np.array_equal(third, arrays["frost"][8:12])
+    examples = corrupted.examples("contrast", 5, Normalisation.for_bytes((0.5,) * 3, (0.25,) * 3))
+    x, y, _ = next(examples.batches([torch.tensor([3])], CPU))
+    assert y.tolist() == [3]
+    expected = (arrays["contrast"][19].transpose(2, 0, 1) / 255 - 0.5) / 0.25
+    assert np.abs(x[0].numpy() - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "labels.npy").unlink(), "There is no .*labels.npy"),
+        (lambda f: (f / "labels.npy").write_bytes(b"x"), "labels.npy is truncated or damaged"),
+        (lambda f: np.save(f / "labels.npy", np.arange(20)), "different labels for different severities"),
+        (lambda f: np.save(f / "labels.npy", np.zeros(19, int)), "5 × N were expected"),
+        (lambda f: np.save(f / "labels.npy", np.zeros(25, int)), "20 images; 5 × 5 were expected"),
+        (lambda f: np.save(f / "fog.npy", np.zeros((20, 32, 32))), "contains float64 of shape"),
+        (lambda f: (f / "fog.npy").write_bytes((f / "fog.npy").read_bytes()[:-1]), "fog.npy is truncated or damaged"),
+        (lambda f: np.save(f / "fog.npy", np.array([{}]), allow_pickle=True), "fog.npy is truncated or damaged"),
+        (lambda f: (f / "fog.npy").unlink(), "contains no corrupted images"),
+        (lambda f: (f / "featureflock.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "featureflock.json").write_text("[]"), "this version of featureflock reads"),
+        (lambda f: (f / "fog.npy").write_bytes(b""), "fog.npy is truncated or damaged"),
+        (lambda f: write_npz(f / "fog.npy"), "fog.npy is truncated or damaged"),
+        (lambda f: write_npz(f / "labels.npy"), "labels.npy is truncated or damaged"),
+        (lambda f: manifest(f, severities=None), "an entry is missing"),
+        (lambda f: manifest(f, severities=[]), "an entry is missing"),
+        (lambda f: manifest(f, files=[]), "an entry is missing"),
+        (lambda f: manifest(f, files={"fog.npy": {}}), "an entry is missing"),
+        (lambda f: manifest(f, source=None), "an entry is missing"),
+    ],
+)
+def test_damaged_sets_are_reported(tmp_path, damage, message):
+    published(tmp_path / "c", names=["fog"])
+    damage(tmp_path / "c")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        open_set(tmp_path / "c").images("fog", 1)
+
+
+def test_missing_files_and_severities_are_reported(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        open_set(tmp_path / "nowhere")
+    published(tmp_path / "c")
+    for arguments, message in ((("fog", 1), "has no fog.npy"), (("frost", 6), "severities 1, 2, 3, 4, 5; got 6")):
+        with pytest.raises(ValueError, match=message):
+            open_set(tmp_path / "c").images(*arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_imagenet_c_is_read_without_cropping_again(tmp_path, workers):
+    rng = np.random.default_rng(0)
+    for name in ("n01440764", "n01443537"):
+        folder = tmp_path / "fog" / "2" / name
+        folder.mkdir(parents=True)
+        for k in range(3):
+            Image.fromarray(rng.integers(0, 256, (224, 224, 3), dtype=np.uint8)).save(folder / f"{k}.JPEG")
+    classes = ["n01440764", "n01443000", "n01443537"]
+    examples = read_imagenet_c(tmp_path, "fog", 2, classes=classes, workers=workers)
+    assert examples.labels.tolist() == [0, 0, 0, 2, 2, 2]
+    assert read_imagenet_c(tmp_path, "fog", 2).labels.tolist() == [0, 0, 0, 1, 1, 1]
+    x = next(examples.batches([torch.tensor([4])], CPU)).x[0]
+    image = np.array(Image.open(tmp_path / "fog" / "2" / "n01443537" / "1.JPEG")).transpose(2, 0, 1)
+    mean, std = (np.array(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert np.abs(x.numpy() - (image / 255 - mean) / std).max() < 1e-5
+    for arguments, message in (
+        (("fog", 3), "ImageNet-C is a tree"),
+        (("fog", 7), "severity must be"),
+        (("fogg", 2), "did you mean fog"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            read_imagenet_c(tmp_path, *arguments)
+    with pytest.raises(ValueError, match="has the class n01443537, which is not one of the 1 classes"):
+        read_imagenet_c(tmp_path, "fog", 2, classes=classes[:1])
