@@ -56,7 +56,7 @@ class CorruptedSet:
             raise ValueError(f"{path} contains {array.dtype} of shape {array.shape}; uint8 (N, H, W, 3) was expected.")
         if len(array) != count * len(self.severities):
             raise ValueError(
-                f"{path} contains {len(array):,} images; {len(self.severities)} × {count:,} were expected by labels.npy."
+                f"{path} contains {len(array):,} images; {len(self.severities)} × {count:,} are needed by labels.npy."
             )
         block = self.severities.index(severity)
         return array[block * count : (block + 1) * count]

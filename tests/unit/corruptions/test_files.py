@@ -40,7 +40,7 @@ def test_published_files_are_memory_mapped(tmp_path):
         (lambda f: (f / "labels.npy").write_bytes(b"x"), "labels.npy is truncated or damaged"),
         (lambda f: np.save(f / "labels.npy", np.arange(20)), "different labels for different severities"),
         (lambda f: np.save(f / "labels.npy", np.zeros(19, int)), "5 × N were expected"),
-        (lambda f: np.save(f / "labels.npy", np.zeros(25, int)), "20 images; 5 × 5 were expected"),
+        (lambda f: np.save(f / "labels.npy", np.zeros(25, int)), "20 images; 5 × 5 are needed"),
         (lambda f: np.save(f / "fog.npy", np.zeros((20, 32, 32))), "contains float64 of shape"),
         (lambda f: (f / "fog.npy").write_bytes((f / "fog.npy").read_bytes()[:-1]), "fog.npy is truncated or damaged"),
         (lambda f: np.save(f / "fog.npy", np.array([{}]), allow_pickle=True), "fog.npy is truncated or damaged"),

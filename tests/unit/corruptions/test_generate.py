@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", range(1, 19))
 def test_a_fault_at_any_write_point_is_resumed(tmp_path, monkeypatch, fault):
-    """Two files, the labels and three manifests are written in three steps each: fsync, replace, fsync of the folder."""
+    """Each of six files is written in three steps: fsync, replace, fsync of the folder."""
     options = {"corruptions": ["contrast", "pixelate"], "severities": (1,), "workers": 1, "log": no_messages}
     generate_set(X, Y, tmp_path / "expected", **options)
     calls = []
