@@ -95,7 +95,7 @@ def test_every_command_works_from_the_installed_wheel(environment):
         assert code == 0, f"{words}: {text}"
         output[tuple(words[:2])] = text
     assert all("featureflock" in output[command, "--help"] for command in COMMANDS)
-    assert re.search(r"imagenet +ResNet-50", output["reproduce", "--list"])
+    assert re.search(r"imagenet +Table 3 +ResNet-50", output["reproduce", "--list"])
     assert "feature-MAP" in (work / "reproductions" / "smoke" / "feature-map.md").read_text()
     assert "Deep Ensembles" in output["evaluate", "runs/ours"]
     assert json.loads((work / "featureflock-evaluation" / "results.json").read_text())
