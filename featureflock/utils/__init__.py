@@ -1,1 +1,1 @@
-"""Helpers without PyTorch: atomic files, provenance, suggestions for mistyped names."""
+"""Helpers for the whole package: atomic files, registries, JSON, provenance. Imports no PyTorch."""

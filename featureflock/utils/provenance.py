@@ -1,4 +1,4 @@
-"""Where a number comes from: the machine, the versions, the command and the commit."""
+"""Provenance of results: machine, versions, command and commit."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ from featureflock.version import __version__
 
 
 def provenance() -> dict[str, Any]:
-    """What to keep with every figure."""
+    """Return the date, command, commit, versions and machine, to be stored with every result."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "python -m featureflock"), *sys.argv[1:]]),
@@ -30,8 +30,8 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, with a + if files have changed since; None for an installed package."""
-    root = Path(__file__).parents[1]
+    """Return the commit of the source tree, with a + if it has uncommitted changes; None for an installed package."""
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:

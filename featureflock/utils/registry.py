@@ -5,8 +5,8 @@
     class MyMethod(Method): ...
 
 Everything that lists components reads the registry: the command line, recipes, costs, tables and docs. Modules named in
-the environment variable FEATUREFLOCK_PLUGINS (separated by commas) are imported by every command, so a component of
-yours is found like a built-in one.
+the environment variable FEATUREFLOCK_PLUGINS (separated by commas) are imported by every command, so user-defined
+components can be used like built-in ones.
 """
 
 import importlib
@@ -27,7 +27,7 @@ class Registry(Mapping[str, T], Generic[T]):
     """Components of one kind by name, in the order of registration.
 
     Args:
-        kind: what a component is called in messages, such as "method".
+        kind: noun for a component in error messages, such as "method".
     """
 
     def __init__(self, kind: str) -> None:
@@ -44,19 +44,23 @@ class Registry(Mapping[str, T], Generic[T]):
         return add
 
     def add(self, name: str, component: T) -> None:
-        """Add a component under `name`, which must be free."""
+        """Add a component under `name`, which must not be in use."""
         if name in self._entries and self._entries[name] is not component:
             raise ValueError(f"There is already a {self.kind} called {name!r}; choose another name.")
         self._entries[name] = component
 
     def name_of(self, component: object) -> str | None:
-        """The name under which a component, or the class of an instance, is registered."""
-        return next((name for name, entry in self._entries.items() if entry in (component, type(component))), None)
+        """Return the name of a component, or of the class of an instance; None if it is not registered."""
+        return next((n for n, entry in self._entries.items() if entry is component or entry is type(component)), None)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
+
+    def get(self, name: str, default: T | None = None) -> T | None:  # type: ignore[override]
+        """Return a component, or the default if there is none of that name."""
+        return self._entries.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

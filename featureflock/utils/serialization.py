@@ -1,15 +1,15 @@
-"""Dataclasses to JSON and back, guided by their type hints.
+"""Convert dataclasses to JSON and back, guided by their type hints.
 
-    to_json(Recipe(...))              {"class": "Recipe", "method": {"class": "FeatureWGD", ...}, ...}
-    from_json(EvaluationResults, ...) the dataclass again
+    to_json(Cauchy(0.1))                                        # {"class": "Cauchy", "precision": 0.1}
+    from_json(Cauchy, {"class": "Cauchy", "precision": 0.1})    # Cauchy(0.1)
 
-Where a hint names a base class, `from_json` asks `find_class` for the class that the JSON names. No code outside the
-classes it is given is ever run.
+If a type hint is a base class, `from_json` calls `find_class` with the class name in the JSON. It calls no other code
+than the constructors of these classes.
 """
 
+import contextlib
 import dataclasses
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,18 +19,18 @@ Fallback = Callable[[Any], Any]
 
 
 def to_json(value: Any, *, tag: bool = True, fallback: Fallback | None = None) -> Any:
-    """A value as plain JSON types.
+    """Convert a value to plain JSON types.
 
     Args:
         value: a dataclass, a NamedTuple, or containers of them.
-        tag: write the class name of each dataclass, for hints that name a base class.
+        tag: write the class name of each dataclass, for type hints that are base classes.
         fallback: called for values that JSON has no type for.
     """
 
     def convert(part: Any) -> Any:
         return to_json(part, tag=tag, fallback=fallback)
 
-    if part_is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: convert(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"class": type(value).__name__, **fields} if tag else fields
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -45,17 +45,17 @@ def to_json(value: Any, *, tag: bool = True, fallback: Fallback | None = None) -
         return value
     if fallback is not None:
         return fallback(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON.")
+    raise TypeError(f"A {type(value).__name__} cannot be converted to JSON.")
 
 
 def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where: str = "the JSON") -> Any:
-    """A value of type `hint` from what `to_json` gave; a mismatch raises ValueError with its place.
+    """Convert the result of `to_json` back to a value of type `hint`; ValueError if it does not match.
 
     Args:
         hint: a type, such as a dataclass or `dict[str, float]`.
         value: parsed JSON.
-        find_class: the class for a name, where the hint is a base class.
-        where: how to call the value in errors.
+        find_class: returns the class for a name, for type hints that are base classes.
+        where: name of the value in error messages.
     """
     origin = get_origin(hint)
     if hint is Any:
@@ -63,84 +63,84 @@ def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where:
     if origin in (Union, types.UnionType):
         return _from_union(hint, value, find_class, where)
     if origin is Literal:
-        return _checked(value in get_args(hint), value, hint, where)
-    if origin in (list, Sequence) or hint in (list, Sequence):
-        (item,) = get_args(hint) or (Any,)
-        _checked(isinstance(value, list), value, hint, where)
-        return [from_json(item, part, find_class, f"{where}[{k}]") for k, part in enumerate(value)]
-    if origin is tuple:
-        items = get_args(hint)
-        _checked(isinstance(value, list), value, hint, where)
-        each = [items[0]] * len(value) if items[-1] is Ellipsis else list(items)
-        _checked(len(each) == len(value), value, hint, where)
-        return tuple(
-            from_json(h, v, find_class, f"{where}[{k}]") for k, (h, v) in enumerate(zip(each, value, strict=True))
-        )
-    if origin in (dict, Mapping):
-        _, item = get_args(hint)
-        _checked(isinstance(value, dict), value, hint, where)
-        return {key: from_json(item, part, find_class, f"{where}.{key}") for key, part in value.items()}
+        return _check(value in get_args(hint), value, hint, where)
+    container = hint if origin is None else origin
+    if container in (list, Sequence, tuple):
+        _check(isinstance(value, list), value, hint, where)
+        items = get_args(hint) or (Any, ...)
+        repeated = container is not tuple or items[-1] is Ellipsis
+        hints = [items[0]] * len(value) if repeated else list(items)
+        _check(len(hints) == len(value), value, hint, where)
+        parts = [
+            from_json(h, v, find_class, f"{where}[{k}]") for k, (h, v) in enumerate(zip(hints, value, strict=True))
+        ]
+        return tuple(parts) if container is tuple else parts
+    if container in (dict, Mapping):
+        _check(isinstance(value, dict), value, hint, where)
+        key_hint, item = get_args(hint) or (str, Any)
+        key_type = int if key_hint is int else str
+        return {key_type(key): from_json(item, part, find_class, f"{where}.{key}") for key, part in value.items()}
     if hint is Path:
-        return Path(_checked(isinstance(value, str), value, hint, where))
+        return Path(_check(isinstance(value, str), value, hint, where))
     if hint is float:
-        _checked(isinstance(value, int | float) and not isinstance(value, bool), value, hint, where)
-        return float(value)
+        return float(_check(type(value) in (int, float), value, hint, where))
     if hint in (int, str, bool, type(None)):
-        right = value is None if hint is type(None) else type(value) is hint
-        return _checked(right, value, hint, where)
+        return _check(type(value) is hint, value, hint, where)
     return _from_object(hint, value, find_class, where)
 
 
-def part_is_dataclass(value: Any) -> bool:
-    """Whether a value is an instance of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
 def _from_union(hint: Any, value: Any, find_class: FindClass | None, where: str) -> Any:
-    choices = get_args(hint)
-    if value is None and type(None) in choices:
+    choices = [choice for choice in get_args(hint) if choice is not type(None)]
+    if value is None and len(choices) < len(get_args(hint)):
         return None
-    error: ValueError | None = None
-    for choice in choices:
-        try:
+    for choice in choices[:-1]:
+        with contextlib.suppress(ValueError):
             return from_json(choice, value, find_class, where)
-        except ValueError as found:
-            error = error if error is not None and choice is type(None) else found
-    assert error is not None
-    raise error
+    if len(choices) > 1 and not isinstance(value, dict):
+        with contextlib.suppress(ValueError):
+            return from_json(choices[-1], value, find_class, where)
+        return _check(False, value, hint, where)
+    return from_json(choices[-1], value, find_class, where)  # its error is more precise
 
 
 def _from_object(hint: Any, value: Any, find_class: FindClass | None, where: str) -> Any:
-    _checked(isinstance(value, dict), value, hint, where)
+    _check(isinstance(value, dict), value, hint, where)
     fields = dict(value)
     name = fields.pop("class", None)
     cls: Any = hint
-    if find_class is not None and name is not None and name != getattr(hint, "__name__", None):
-        cls = find_class(name)
+    if name is not None and name != getattr(hint, "__name__", None):
+        cls = hint if find_class is None else find_class(name)
+        with contextlib.suppress(TypeError):  # the hint may be a Protocol that issubclass does not support
+            if cls is hint or not issubclass(cls, hint):
+                raise ValueError(f"{where} must be {_type_name(hint)}; got {name}.")
     hints = _field_hints(cls)
     if hints is None:
-        raise ValueError(f"{where} names {name!r}, which cannot be built from JSON.")
+        raise ValueError(f"{where} must name its class; {_type_name(cls)} cannot be built from JSON.")
     unknown = [key for key in fields if key not in hints]
     if unknown:
-        raise ValueError(f"{where} has a field {unknown[0]!r} that {cls.__name__} does not know.")
+        raise ValueError(f"{where} has an unknown field {unknown[0]!r}; {cls.__name__} has {', '.join(hints)}.")
+    arguments = {key: from_json(hints[key], part, find_class, f"{where}.{key}") for key, part in fields.items()}
     try:
-        return cls(**{key: from_json(hints[key], part, find_class, f"{where}.{key}") for key, part in fields.items()})
+        return cls(**arguments)
     except TypeError as error:
-        raise ValueError(f"{where} does not describe a {cls.__name__}: {error}.") from error
+        raise ValueError(f"{where} cannot be converted to {cls.__name__}: {error}.") from error
 
 
 def _field_hints(cls: Any) -> dict[str, Any] | None:
-    """Type hints of the fields of a dataclass or NamedTuple; None for other classes."""
+    """Return the type hints of the fields of a dataclass or NamedTuple; None for other classes."""
     if dataclasses.is_dataclass(cls):
         hints = get_type_hints(cls)
         return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return typing.get_type_hints(cls)
+        return get_type_hints(cls)
     return None
 
 
-def _checked(right: bool, value: Any, hint: Any, where: str) -> Any:
-    if not right:
-        name = getattr(hint, "__name__", str(hint))
-        raise ValueError(f"{where} must be {name}; got {value!r:.60}.")
+def _check(matches: bool, value: Any, hint: Any, where: str) -> Any:
+    if not matches:
+        raise ValueError(f"{where} must be {_type_name(hint)}; got {value!r:.60}.")
     return value
+
+
+def _type_name(hint: Any) -> str:
+    return str(hint).replace("typing.", "") if get_origin(hint) or not isinstance(hint, type) else hint.__name__

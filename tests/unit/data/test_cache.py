@@ -100,5 +100,5 @@ def test_a_cache_folder_that_cannot_be_used(tmp_path, monkeypatch, served):
 def test_similar_names_are_suggested():
     with pytest.raises(ValueError, match=r"There is no data set 'cifar-10'; did you mean cifar10\?"):
         load("cifar-10")
-    with pytest.raises(ValueError, match="there are cifar10, cifar100, mnist, fashion-mnist"):
+    with pytest.raises(ValueError, match="choose from cifar10, cifar100, mnist, fashion-mnist"):
         get("svhn")
