@@ -25,9 +25,9 @@ def cifar(tmp_path, temp_cache):
 @pytest.mark.usefixtures("cifar")
 def test_a_set_is_generated_in_the_cache(temp_cache, capsys):
     main(["corrupt", "cifar10", "--corruptions", *THREE, "--severities", "1", "3", "--workers", "1"])
-    held = open_set(temp_cache / "cifar10-c-severities13")
-    assert held.corruptions == THREE
-    assert np.array_equal(held.images("contrast", 3), corrupt(X, "contrast", 3, seed=0, indices=np.arange(7)))
+    corrupted = open_set(temp_cache / "cifar10-c-severities13")
+    assert corrupted.corruptions == THREE
+    assert np.array_equal(corrupted.images("contrast", 3), corrupt(X, "contrast", 3, seed=0, indices=np.arange(7)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Frost is made from {frost_source()}."
     assert "gaussian_noise (0 of 42 images done)" in lines
@@ -41,10 +41,10 @@ def test_published_files_are_copied(tmp_path, temp_cache, capsys):
         main(["corrupt", "cifar10", "--from", str(tmp_path / "theirs")])
     np.save(tmp_path / "theirs" / "labels.npy", np.tile(Y, 5))
     main(["corrupt", "cifar10", "--from", str(tmp_path / "theirs")])
-    held = open_set(temp_cache / "cifar10-c-published")
-    assert held.source == f"files in {tmp_path / 'theirs'}"
+    corrupted = open_set(temp_cache / "cifar10-c-published")
+    assert corrupted.source == f"files in {tmp_path / 'theirs'}"
     for name in THREE:
-        assert (held.folder / f"{name}.npy").read_bytes() == (tmp_path / "theirs" / f"{name}.npy").read_bytes()
+        assert (corrupted.folder / f"{name}.npy").read_bytes() == (tmp_path / "theirs" / f"{name}.npy").read_bytes()
     main(["corrupt", "cifar10", "--from", str(tmp_path / "theirs"), "--out", str(tmp_path / "o"), "--severities", "4"])
     assert np.array_equal(open_set(tmp_path / "o").images("frost", 4), arrays["frost"][21:28])
     with pytest.raises(ValueError, match="cannot be copied into itself"):

@@ -1,4 +1,4 @@
-"""Trees of pictures, a folder for each class: windows, scaling, and files that cannot be read."""
+"""Image files in class folders: crops, resizing, and files that cannot be read."""
 
 import math
 import os
@@ -26,7 +26,7 @@ def tree(tmp_path):
             folder.mkdir(parents=True)
             for k in range(count):
                 size = generator.integers(20, 60, 2)
-                pixels = generator.integers(0, 60, (*size, 3)) + 80 * label  # the class is how bright it is
+                pixels = generator.integers(0, 60, (*size, 3)) + 80 * label  # classes differ in brightness
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{k}.JPEG", quality=95)
     return tmp_path
 
@@ -42,81 +42,86 @@ def test_a_tree_of_jpegs_is_read(tree, workers):
     brightness = torch.stack([x[y == label].mean() for label in range(3)])
     assert brightness[0] < brightness[1] < brightness[2]
     again = torch.cat([batch.x for batch in data.train.batches(list(permutation(36, 0).split(5)), CPU, EpochKey(0, 0))])
-    assert torch.equal(again, x)  # whatever the batches are
+    assert torch.equal(again, x)  # independent of the batches
     other = next(data.train.batches([permutation(36, 0)], CPU, EpochKey(0, 1))).x
     assert not torch.equal(other, x)
 
 
-def test_evaluation_scales_and_takes_the_centre(tree):
+def test_evaluation_resizes_and_crops_the_centre(tree):
     data = ImageFolder(tree, size=16, workers=0).load()
     path = tree / "val" / "ant" / "0.JPEG"
-    with Image.open(path) as picture:
-        width, height = picture.size
+    with Image.open(path) as image:
+        width, height = image.size
         short = min(width, height)
-        scaled = picture.resize((width * 18 // short, height * 18 // short), Image.Resampling.BILINEAR)
+        scaled = image.resize((width * 18 // short, height * 18 // short), Image.Resampling.BILINEAR)
         left, top = round((scaled.width - 16) / 2), round((scaled.height - 16) / 2)
         expected = np.array(scaled.crop((left, top, left + 16, top + 16))).transpose(2, 0, 1)
-    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    expected = (expected / 255 - mean[:, None, None]) / deviation[:, None, None]
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (expected / 255 - mean[:, None, None]) / std[:, None, None]
     got = next(data.test.batches([torch.tensor([0])], CPU)).x[0]
     assert_close(got, torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-5)
 
 
-def test_imagenet_is_scaled_to_256_for_224():
+def test_the_shorter_side_is_256_for_a_crop_of_224():
     assert centre_crop(Image.new("RGB", (500, 375)), 224).size == (224, 224)
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[:, None, None], (1, 341, 3)))
-    rows = np.array(centre_crop(ramp, 224))[:, 0, 0]  # 256 rows stay 256, of which the middle 224 are taken
+    rows = np.array(centre_crop(ramp, 224))[:, 0, 0]  # the middle 224 of 256 rows
     assert (rows[0], rows[-1]) == (16, 239)
 
 
-def test_random_windows_have_the_published_areas_and_aspects():
+def test_random_crops_have_the_published_areas_and_aspect_ratios():
     boxes = np.array([random_resized_crop(400, 300, 0, 0, i) for i in range(4000)])
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     assert (boxes[:, :2] >= 0).all()
     assert (boxes[:, 2] <= 400).all()
     assert (boxes[:, 3] <= 300).all()
-    share, ratio = width * height / 120_000, width / height
-    assert 0.078 < share.min() < 0.1
-    assert share.max() > 0.9
+    fraction, ratio = width * height / 120_000, width / height
+    assert 0.078 < fraction.min() < 0.1
+    assert fraction.max() > 0.9
     assert ratio.min() > 0.74
     assert ratio.max() < 1.35
     square = np.array([random_resized_crop(1000, 1000, 1, 0, i) for i in range(4000)])
     width, height = square[:, 2] - square[:, 0], square[:, 3] - square[:, 1]
-    fits = width * height < 0.7e6  # below 3/4 of the area every aspect fits, so nothing was drawn again
+    fits = width * height < 0.7e6  # below 3/4 of the area every aspect ratio fits at the first attempt
     area, log_ratio = (width * height)[fits] / 1e6, np.log(width / height)[fits]
     assert abs(area.mean() - (0.08 + 0.7) / 2) < 5 * (0.7 - 0.08) / math.sqrt(12 * fits.sum())
     assert abs(log_ratio.mean()) < 5 * log_ratio.std() / math.sqrt(fits.sum())
     assert abs(log_ratio.std() - 2 * math.log(4 / 3) / math.sqrt(12)) < 0.01
     left = (square[:, 0] / np.maximum(1000 - width, 1))[fits]
     assert abs(left.mean() - 0.5) < 5 / math.sqrt(12 * fits.sum())
-    chance = random.Random(0)
-    drawn = [
+    generator = random.Random(0)
+    sampled = [
         (w * h / 1e6, area)
-        for area, log_ratio in ((chance.uniform(0.08, 1), chance.uniform(-1, 1)) for _ in range(20_000))
+        for area, log_ratio in ((generator.uniform(0.08, 1), generator.uniform(-1, 1)) for _ in range(20_000))
         for w, h in [(1e3 * math.sqrt(area * (4 / 3) ** log_ratio), 1e3 * math.sqrt(area / (4 / 3) ** log_ratio))]
         if w <= 1000 and h <= 1000
     ]
-    everything = (width * height) / 1e6
-    assert abs(np.median(everything) - np.median([area for area, _ in drawn])) < 0.02
-    assert random_resized_crop(1000, 10, 0, 0, 0) == (493, 0, 506, 10)  # nothing fits: the central window of ratio 4/3
+    areas = (width * height) / 1e6
+    assert abs(np.median(areas) - np.median([area for area, _ in sampled])) < 0.02
+    assert random_resized_crop(1000, 10, 0, 0, 0) == (
+        493,
+        0,
+        506,
+        10,
+    )  # the central window of ratio 4/3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_broken_pictures_are_named_and_skipped(tree, workers):
-    whole = (tree / "train" / "bee" / "3.JPEG").read_bytes()
-    (tree / "train" / "bee" / "3.JPEG").write_bytes(whole[: len(whole) // 2])
-    (tree / "train" / "cat" / "5.JPEG").write_bytes(b"no picture at all")
+def test_damaged_images_are_reported_and_skipped(tree, workers):
+    intact = (tree / "train" / "bee" / "3.JPEG").read_bytes()
+    (tree / "train" / "bee" / "3.JPEG").write_bytes(intact[: len(intact) // 2])
+    (tree / "train" / "cat" / "5.JPEG").write_bytes(b"not an image")
     (tree / "train" / "ant" / "0.JPEG").unlink()
     (tree / "train" / "ant" / "0.JPEG").symlink_to(tree / "nowhere")
     data = ImageFolder(tree, size=16, workers=workers).load()
     batches = list(data.train.batches(list(torch.arange(36).split(12)), CPU, EpochKey(0, 0)))
     assert [len(batch.y) for batch in batches] == [11, 11, 11]
-    named = " ".join(" ".join(batch.unreadable) for batch in batches)
-    assert all(name in named for name in ("bee/3.JPEG", "cat/5.JPEG", "ant/0.JPEG"))
-    assert [batch.y.unique().tolist() for batch in batches] == [[0], [1], [2]]  # labels stay with their pictures
+    reported = " ".join(" ".join(batch.unreadable) for batch in batches)
+    assert all(name in reported for name in ("bee/3.JPEG", "cat/5.JPEG", "ant/0.JPEG"))
+    assert [batch.y.unique().tolist() for batch in batches] == [[0], [1], [2]]  # labels stay with their images
 
 
-def test_a_pipe_is_not_waited_for(tree):
+def test_a_pipe_does_not_block(tree):
     os.mkfifo(tree / "val" / "bee" / "pipe.png")
     test = ImageFolder(tree, size=16, workers=0).load().test
     (batch,) = test.batches([torch.arange(13)], CPU)
@@ -124,7 +129,7 @@ def test_a_pipe_is_not_waited_for(tree):
     assert batch.unreadable == (f"{tree}/val/bee/pipe.png (it is not a regular file)",)
 
 
-def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(tree):
+def test_16_bit_images_keep_their_range_and_hidden_folders_are_ignored(tree):
     ramp = np.linspace(0, 65535, 256).astype(np.uint16)
     Image.fromarray(np.tile(ramp, (256, 1))).save(tree / "train" / "ant" / "deep.png")
     (tree / "train" / "ant" / "more").mkdir()
@@ -136,7 +141,7 @@ def test_pictures_of_16_bits_keep_their_range_and_hidden_folders_are_no_classes(
     assert (int(row[0]), int(row[-1])) == (16, 239)
 
 
-def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
+def test_too_many_unreadable_images_stop_the_run(tree, monkeypatch):
     monkeypatch.setattr("featureflock.data.streaming._MAX_UNREADABLE", 3)
     data = ImageFolder(tree, size=16, workers=0).load()
     for path in (tree / "train").rglob("*.JPEG"):
@@ -145,7 +150,7 @@ def test_a_disk_that_goes_away_is_an_error(tree, monkeypatch):
         list(data.train.batches(list(torch.arange(36).split(5)), CPU, EpochKey(0, 0)))
 
 
-def test_odd_trees_get_a_sentence(tmp_path, tree):
+def test_incomplete_folder_trees_are_refused(tmp_path, tree):
     for folder, message in ((tmp_path / "nowhere", "no folder"), (tree / "train", "none of the folders train")):
         with pytest.raises(FileNotFoundError, match=message):
             ImageFolder(folder).load()
@@ -157,11 +162,11 @@ def test_odd_trees_get_a_sentence(tmp_path, tree):
         ImageFolder(tree).load()
 
 
-def test_grey_palette_and_transparent_pictures_become_colour(tree):
-    picture = Image.new("L", (30, 30), 200)
-    picture.save(tree / "train" / "ant" / "grey.png")
-    picture.convert("P").save(tree / "train" / "ant" / "palette.gif")
-    picture.convert("RGBA").save(tree / "train" / "ant" / "alpha.png")
+def test_grey_palette_and_transparent_images_become_rgb(tree):
+    image = Image.new("L", (30, 30), 200)
+    image.save(tree / "train" / "ant" / "grey.png")
+    image.convert("P").save(tree / "train" / "ant" / "palette.gif")
+    image.convert("RGBA").save(tree / "train" / "ant" / "alpha.png")
     train = ImageFolder(tree, size=8, workers=0).load().train
     batch = next(train.batches([torch.arange(len(train))], CPU))
     assert not batch.unreadable

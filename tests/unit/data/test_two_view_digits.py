@@ -1,4 +1,4 @@
-"""Two-view digits are what they claim to be."""
+"""Two-view digits: pairs of scans, disjoint splits, blank and noisy versions."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def halves(x: torch.Tensor) -> list[tuple[bytes, bytes]]:
     return [(p[:, :8].contiguous().numpy().tobytes(), p[:, 8:].contiguous().numpy().tobytes()) for p in x]
 
 
-def test_each_picture_is_two_different_scans_of_its_digit():
+def test_each_image_is_two_different_scans_of_its_digit():
     data, label_of = two_view_digits(3), scans()
     for x, y in ((data.x_train, data.y_train), (data.x_test["clean"], data.y_test)):
         for (left, right), label in zip(halves(x), y.tolist(), strict=True):
@@ -25,13 +25,13 @@ def test_each_picture_is_two_different_scans_of_its_digit():
         assert torch.equal(y.bincount(), torch.full((10,), len(y) // 10))
 
 
-def test_no_scan_is_behind_training_and_test_pictures():
+def test_training_and_test_images_share_no_scan():
     data = two_view_digits(0)
     train, test = ({h for pair in halves(x) for h in pair} for x in (data.x_train, data.x_test["clean"]))
     assert train.isdisjoint(test)
 
 
-def test_test_sets_differ_as_named():
+def test_blank_and_noisy_versions():
     x = two_view_digits(0).x_test
     assert x["left blank"][:, :, :8].count_nonzero() == 0
     assert torch.equal(x["left blank"][:, :, 8:], x["clean"][:, :, 8:])
@@ -42,7 +42,7 @@ def test_test_sets_differ_as_named():
     assert x["noise"].max() <= 1
 
 
-def test_the_seed_decides():
+def test_the_seed_chooses_the_pairs():
     a, b, c = two_view_digits(1), two_view_digits(1), two_view_digits(2)
     assert torch.equal(a.x_train, b.x_train)
     assert torch.equal(a.x_test["noise"], b.x_test["noise"])
