@@ -18,13 +18,14 @@ from featureflock.core.kernels import RBF
 from featureflock.core.priors import Cauchy, Uniform
 from featureflock.data import CustomData, Splits, TensorExamples, only_view
 from featureflock.evaluation.metrics.classification import average, scores
-from featureflock.evaluation.predictions import Predictor
-from featureflock.evaluation.run_metrics import views_of
+from featureflock.evaluation.predictions import Predictions, Predictor
+from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import read_run
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.studies import STUDIES
 from featureflock.training import Recipe, train
 from featureflock.utils.provenance import provenance
+from featureflock.utils.serialization import to_json
 
 HELD_OUT = 1_000
 OFFICIAL = RBF(bandwidth="official")
@@ -55,13 +56,17 @@ def measure(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, Any]:
     assert isinstance(held_out, TensorExamples)
     predictor = Predictor(run)
     full = predictor.log_probs(held_out)
-    views = {view.name: predictor.log_probs(only_view(held_out, view)) for view in splits.views}
+    views = {view.name: _in_memory(predictor.log_probs(only_view(held_out, view))) for view in splits.views}
     return {
         "accuracy": scores(average(full.log_probs), full.labels).accuracy,
         "train_accuracy": run.curves[-1]["accuracy"] / 100,
         "train_cross_entropy": run.curves[-1]["cross_entropy"],
-        **views_of(full, views),
+        **to_json(RunPredictions(_in_memory(full), views).view_results, tag=False),
     }
+
+
+def _in_memory(predictions: Predictions) -> SetPredictions:
+    return SetPredictions(lambda: (predictions.log_probs, predictions.labels))
 
 
 def trained_alone(recipe: Recipe, splits: Splits, folder: Path) -> dict[str, float]:

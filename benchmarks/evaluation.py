@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,17 +29,21 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
-from featureflock.data import TensorExamples
-from featureflock.evaluation import run_metrics as measuring
+from featureflock.data import Digits, Splits, TensorExamples
 from featureflock.evaluation.calibration import BOUNDS, halves
-from featureflock.evaluation.predictions import Predictions, keep, read
+from featureflock.evaluation.evaluate import EvaluationPlan, measure_run
+from featureflock.evaluation.metrics.registry import summarise
+from featureflock.evaluation.predictions import Predictions, load_predictions, write_cache
+from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun
-from featureflock.evaluation.test_sets import CLEAN, EvaluationSet
+from featureflock.evaluation.test_sets import EvaluationSet, Kind
 from featureflock.training.run_folder import RunFolder
+from featureflock.utils.serialization import to_json
 
 SEED = 0
 MEMBERS, CLASSES = 10, 10
-UNFAMILIAR = "unfamiliar-noise"
+CLEAN, OOD = ("clean", "clean"), ("ood", "noise")
+"""Kind and label of two test sets."""
 LIMIT = 30.0
 Floats = NDArray[np.float64]
 
@@ -54,7 +57,8 @@ def main() -> None:
     args = parser.parse_args()
     rounds, examples = (1, 200) if args.quick else (args.rounds, 10_000)
     severities = SEVERITIES if args.full else SEVERITIES[2:3]
-    names = [CLEAN, *(f"{c}-{s}" for c in CORRUPTIONS[: 2 if args.quick else 15] for s in severities), UNFAMILIAR]
+    corruptions = CORRUPTIONS[: 2 if args.quick else 15]
+    names = [CLEAN, *(("corrupted", f"{c}-{s}") for c in corruptions for s in severities), OOD]
     rows, difference = _in_one_thread(names, examples, rounds)
     print(table(rows))
     print(f"plain loops and the library differ by at most {difference:.1e}")
@@ -66,7 +70,7 @@ def main() -> None:
 def measure(scale: str) -> list[dict[str, Any]]:
     """Rows for the table of bench.py: always all 76 test sets."""
     corruptions, examples = (CORRUPTIONS[:2], 200) if scale == "quick" else (CORRUPTIONS, 10_000)
-    names = [CLEAN, *(f"{c}-{s}" for c in corruptions for s in SEVERITIES), UNFAMILIAR]
+    names = [CLEAN, *(("corrupted", f"{c}-{s}") for c in corruptions for s in SEVERITIES), OOD]
     rows, _ = _in_one_thread(names, examples, 3 if scale == "full" else 1, parts=False)
     everything, plain = rows[0], rows[-1]
     return [
@@ -76,14 +80,13 @@ def measure(scale: str) -> list[dict[str, Any]]:
 
 
 def _in_one_thread(
-    names: list[str], examples: int, rounds: int, parts: bool = True
+    names: list[tuple[Kind, str]], examples: int, rounds: int, parts: bool = True
 ) -> tuple[list[dict[str, Any]], float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run, conditions = _random_run(Path(folder), names, examples)
-            return _measure(run, conditions, rounds, parts)
+            return _measure(_random_run(Path(folder), names, examples), rounds, parts)
     finally:
         torch.set_num_threads(threads)
 
@@ -98,48 +101,51 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _random_run(folder: Path, names: list[str], examples: int) -> tuple[TrainedRun, list[EvaluationSet]]:
+def _random_run(folder: Path, names: list[tuple[Kind, str]], examples: int) -> EvaluationPlan:
     """A run with random predictions, which are less accurate the more severe the corruption."""
     run = TrainedRun(RunFolder(folder), {"method": {"class": "DeepEnsembles"}, "seed": SEED}, [], {}, [], "made up")
     noise = torch.Generator().manual_seed(SEED)
     places, labels = torch.arange(examples), torch.arange(examples) % CLASSES
     nothing = TensorExamples(torch.zeros(examples, 1), labels)
-    conditions = []
-    for name in names:
-        skill = 0 if name == UNFAMILIAR else 6 - 0.8 * (int(name[-1]) if name[-1].isdigit() else 0)
+    test_sets = []
+    for kind, label in names:
+        skill = 0 if kind == "ood" else 6 - 0.8 * (int(label[-1]) if label[-1].isdigit() else 0)
         common = 2 * torch.randn(examples, CLASSES, generator=noise)
         common[places, labels] += skill
         logits = 1.5 * (common + 1.5 * torch.randn(MEMBERS, examples, CLASSES, generator=noise))
         found = Predictions(logits.log_softmax(-1), labels, places)
-        conditions.append(EvaluationSet(name, name, places, nothing.select))
-        keep(run, name, name, {**found._asdict(), "asked": places.clone()})
-    return run, conditions
+        test_sets.append(EvaluationSet(kind, label, label, places, nothing.select))
+        write_cache(run, test_sets[-1].name, label, {**found._asdict(), "asked": places.clone()})
+    return EvaluationPlan([run], Splits(nothing, nothing, CLASSES), Digits(), test_sets, {})
 
 
-def _measure(
-    run: TrainedRun, conditions: list[EvaluationSet], rounds: int, parts: bool
-) -> tuple[list[dict[str, Any]], float]:
+def _measure(plan: EvaluationPlan, rounds: int, parts: bool) -> tuple[list[dict[str, Any]], float]:
     """Time everything; with `parts` also reading and computing separately. Returns the largest difference too."""
-    held = {condition.name: read(run, condition) for condition in conditions}
-    some = [held[condition.name] for condition in conditions[1:3]]
-    ours = [measuring._scored(each) for each in some]
+    (run,), test_sets = plan.runs, plan.test_sets
+    loaded = {test_set.label: load_predictions(run, test_set) for test_set in test_sets}
+    some = [loaded[test_set.label] for test_set in test_sets[1:3]]
+    ours = [to_json(_in_memory(each).scores, tag=False) for each in some]
     plain = [_plain(each) for each in some]
     difference = max(
         abs(a[kind][m] - b[kind][m]) for a, b in zip(ours, plain, strict=True) for kind in b for m in b[kind]
     )
 
     def from_memory() -> None:
-        with patch.object(measuring, "read", lambda run, condition: held[condition.name]):
-            measuring.measure_run(run, "made up", conditions, {})
+        corrupted: dict[str, dict[str, SetPredictions]] = {}
+        for test_set in test_sets[1:-1]:
+            corruption, _, severity = test_set.label.rpartition("-")
+            corrupted.setdefault(corruption, {})[severity] = _in_memory(loaded[test_set.label])
+        ood = {"noise": _in_memory(loaded["noise"])}
+        summarise(RunPredictions(_in_memory(loaded["clean"]), corrupted=corrupted, ood=ood))
 
-    sets = f"{len(conditions) - 1} test sets"
+    sets = f"{len(test_sets) - 1} test sets"
     calls: dict[str, Callable[[], object]] = {}
     if parts:
-        calls[f"reading the predictions on {sets}"] = lambda: [read(run, condition) for condition in conditions]
+        calls[f"reading the predictions on {sets}"] = lambda: [load_predictions(run, each) for each in test_sets]
         calls[f"all metrics of {sets}, predictions in memory"] = from_memory
     calls |= {
-        f"all metrics of {sets}, including reading": lambda: measuring.measure_run(run, "made up", conditions, {}),
-        f"scores of {len(some)} corrupted sets": lambda: [measuring._scored(each) for each in some],
+        f"all metrics of {sets}, including reading": lambda: measure_run(run, plan, "made up"),
+        f"scores of {len(some)} corrupted sets": lambda: [_in_memory(each).scores for each in some],
         "the same with plain loops": lambda: [_plain(each) for each in some],
     }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
@@ -159,11 +165,15 @@ def _measure(
     return rows, difference
 
 
+def _in_memory(predictions: Predictions) -> SetPredictions:
+    return SetPredictions(lambda: (predictions.log_probs, predictions.labels))
+
+
 # Plain reference implementation
 
 
 def _plain(predictions: Predictions) -> dict[str, dict[str, float]]:
-    """Scores raw and after temperature scaling, as `measuring._scored` gives them."""
+    """Scores raw and after temperature scaling, as `SetPredictions.scores` gives them."""
     x, y = predictions.log_probs.double().numpy(), predictions.labels.numpy()
     log_p = logsumexp(x, axis=0) - math.log(len(x))
     parts = []

@@ -86,7 +86,5 @@ def demo_study(members: int, epochs: int) -> Study:
         ),
         (*CLEAN, *CORRUPTED, "only_left_accuracy", "only_right_accuracy", "disagreement"),
         seeds=5,
-        test_on=EvaluationProtocol(
-            corruptions=("gaussian_noise", "contrast"), severities=(1, 3, 5), unfamiliar=(), maps=0
-        ),
+        test_on=EvaluationProtocol(corruptions=("gaussian_noise", "contrast"), severities=(1, 3, 5), ood=(), maps=0),
     )

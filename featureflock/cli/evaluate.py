@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from featureflock.cli.terminal import make_console, progress_bar
-from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate
+from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate_runs
 from featureflock.report import terminal_tables, write_tables
 from featureflock.training import ComputeConfig
 from featureflock.utils.files import check_folder
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Options(Request):
-    """Measure trained runs on the clean test set, on its 15 corruptions × 5 severities, and on unfamiliar inputs.
+    """Measure trained runs on the clean test set, its 15 corruptions × 5 severities, and out-of-distribution inputs.
 
     Runs that differ by their seed alone are averaged, and differences from Deep Ensembles are paired by seed. Each
     member's predictions are kept in RUN/predictions: what is there is not computed again, and an interrupted evaluation
@@ -46,7 +46,7 @@ def main(args: list[str]) -> None:
     check_folder(options.out)
     evaluation = carry_out(options, console)
     show(evaluation, console)
-    for path in write_tables(evaluation, options.out):
+    for path in write_tables(evaluation.results, evaluation.images, options.out):
         console.print(f"wrote {path}", soft_wrap=True)
 
 
@@ -55,12 +55,12 @@ def carry_out(request: Request, console: Console) -> Evaluation:
     if not request.runs:
         raise ValueError("Say which runs: the folders that `featureflock train` made, such as runs/*.")
     with progress_bar(console, "examples") as progress:
-        return evaluate(
+        return evaluate_runs(
             request.runs,
             request.protocol,
             compute=ComputeConfig(device=request.device),
             progress=progress,
-            say=lambda text: console.print(text, soft_wrap=True),
+            log=lambda text: console.print(text, soft_wrap=True),
         )
 
 

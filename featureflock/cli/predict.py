@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from featureflock.cli.terminal import make_console
-from featureflock.evaluation.cam_cache import can_map
+from featureflock.evaluation.cam_cache import has_convolutions
 from featureflock.evaluation.cam_figure import cam_grid
 from featureflock.evaluation.classify import ImagePrediction, RunClassifier
 from featureflock.evaluation.predictions import Predictor
@@ -62,7 +62,7 @@ def main(args: list[str]) -> None:
 
     run = read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
-    if options.explain and not can_map(predictor):
+    if options.explain and not has_convolutions(predictor):
         raise ValueError("--explain is for networks with convolutions, which this run has not; leave it out.")
     classifier = RunClassifier(run, predictor, say)
     read: list[tuple[Path, Image.Image, str]] = []

@@ -1,4 +1,4 @@
-"""featureflock report: one page about trained runs."""
+"""featureflock report: one HTML page about trained runs."""
 
 import webbrowser
 from dataclasses import dataclass
@@ -6,34 +6,59 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from featureflock.cli.evaluate import Request, carry_out, show
 from featureflock.cli.terminal import make_console
-from featureflock.report import write_report
+from featureflock.evaluation import EvaluationProtocol
+from featureflock.evaluation.results import EvaluationResults
+from featureflock.report import read_report, write_report
 from featureflock.utils.files import check_folder
 
 
 @dataclass(frozen=True)
 class Options(Request):
-    """Write a page that compares trained runs: report.html, one file that needs no network, with tables and figures.
+    """Compare trained runs on one HTML page with tables and figures: report.html, which needs no network.
 
-    What `featureflock evaluate` has computed with the same flags is used; what is missing is computed.
+    Predictions that `featureflock evaluate` has cached for the same flags are used; missing ones are computed. Given a
+    results.json file, or the folder that holds one, the report is written again without the runs and the data.
     """
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-report")
-    """Folder for report.html, results.json, table.md and table.tex, and figures of their own."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder for report.html, results.json, table.md, table.tex, figures/ and images/. Default: featureflock-report, or
+    the folder of results.json."""
     open: bool = False
-    """Show the page in the browser."""
+    """Open the page in the browser."""
 
 
 def main(args: list[str]) -> None:
     """Run `featureflock report` with these arguments."""
     options = tyro.cli(Options, prog="featureflock report", args=args)
     console = make_console()
-    check_folder(options.out)
+    source = _results_path(options)
+    default = Path("featureflock-report") if source is None else source.parent
+    out = default if options.out is None else options.out
+    check_folder(out)
+    results, images = _evaluated(options, console) if source is None else read_report(source)
+    page = write_report(results, images, out)
+    console.print(f"wrote {page}, and beside it results.json, table.md, table.tex and figures/", soft_wrap=True)
+    if options.open and not webbrowser.open(page.absolute().as_uri()):
+        console.print(f"No browser was found; open {page} yourself.", soft_wrap=True)
+
+
+def _evaluated(options: Options, console: Console) -> tuple[EvaluationResults, dict[str, bytes]]:
     evaluation = carry_out(options, console)
     show(evaluation, console)
-    page = write_report(evaluation, options.out)
-    console.print(f"wrote {page}, and beside it results.json, table.md and table.tex", soft_wrap=True)
-    if options.open and not webbrowser.open(page.absolute().as_uri()):
-        console.print(f"There is no browser to open it with; open {page} by hand.", soft_wrap=True)
+    return evaluation.results, evaluation.images
+
+
+def _results_path(options: Options) -> Path | None:
+    """The results.json to write a report from; None if the arguments are runs."""
+    paths = [path / "results.json" if (path / "results.json").is_file() else path for path in options.runs]
+    if not any(path.is_file() for path in paths):
+        return None
+    if len(paths) > 1:
+        raise ValueError("Give either the folders of runs or one results.json, not both.")
+    if options.protocol != EvaluationProtocol():
+        raise ValueError(f"{paths[0]} has been evaluated; to evaluate with other flags, give the runs.")
+    return paths[0]

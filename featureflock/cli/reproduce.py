@@ -13,7 +13,7 @@ from rich.table import Table
 
 from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.distributed.env import launched_by_torchrun
-from featureflock.report import beside_paper, markdown, terminal_wide, write_report
+from featureflock.report import beside_paper, markdown, terminal_table, write_report
 from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.costs import cost, gpu_time
 from featureflock.training import ComputeConfig, LineReporter, ProgressBarReporter
@@ -134,7 +134,7 @@ def print_table(console: Console, name: str, status: StudyStatus, out: Path) -> 
     if status.results is None:
         return
     table = beside_paper(status.results)
-    console.print(terminal_wide(table))
+    console.print(terminal_table(table))
     for ending, text in ((".json", json.dumps(status.results, indent=1) + "\n"), (".md", markdown(table))):
         write_atomically(out / f"{name}{ending}", text.encode())
     console.print(f"wrote {out / name}.json and {name}.md", soft_wrap=True)
@@ -144,7 +144,8 @@ def write_pages(console: Console, status: StudyStatus, folder: Path) -> None:
     """Write the report page of a complete study, or one per data set in subfolders."""
     for evaluation in status.evaluations:
         several = len(status.evaluations) > 1
-        page = write_report(evaluation, folder / evaluation.results["data"].lower() if several else folder)
+        target = folder / evaluation.results.data.lower() if several else folder
+        page = write_report(evaluation.results, evaluation.images, target)
         console.print(f"wrote {page}, results.json, table.md and table.tex", soft_wrap=True)
 
 

@@ -11,13 +11,13 @@ from featureflock.evaluation.diversity import (
     mutual_information,
     predictive_variance,
 )
-from featureflock.evaluation.evaluate_runs import Evaluation, cache_predictions, evaluate
+from featureflock.evaluation.evaluate import Evaluation, cache_predictions, evaluate_runs
 from featureflock.evaluation.grad_cam import (
     Maps,
     cam_similarity,
     cam_similarity_matrix,
     class_activation_maps,
-    empty_share,
+    empty_fraction,
 )
 from featureflock.evaluation.metrics.classification import (
     Reliability,
@@ -35,28 +35,35 @@ from featureflock.evaluation.metrics.classification import (
     risk_coverage,
     scores,
 )
+from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metric
 from featureflock.evaluation.ood import Detection, OutOfDistribution, detection, out_of_distribution
+from featureflock.evaluation.results import EvaluationResults, GroupResult, RunResult
 from featureflock.evaluation.statistics import PairedDifference, SeedMean, mean, paired_difference
 from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet
 from featureflock.evaluation.views import (
     covered_views,
-    first_view_share,
+    first_view_fraction,
     view_difference_by_input,
     view_difference_on_average,
 )
 
 __all__ = [
+    "METRICS",
     "Calibrated",
     "Detection",
     "Diversity",
     "Evaluation",
     "EvaluationProtocol",
+    "EvaluationResults",
     "EvaluationSet",
+    "GroupResult",
     "Maps",
+    "Metric",
     "OutOfDistribution",
     "PairedDifference",
     "Reliability",
     "RiskCoverage",
+    "RunResult",
     "Scores",
     "SeedMean",
     "accuracy",
@@ -76,9 +83,10 @@ __all__ = [
     "detection",
     "disagreement",
     "ece",
-    "empty_share",
-    "evaluate",
-    "first_view_share",
+    "empty_fraction",
+    "evaluate_runs",
+    "find_metric",
+    "first_view_fraction",
     "fit_temperature",
     "mean",
     "mean_scores",

@@ -1,19 +1,19 @@
-"""Temperature scaling of an averaged prediction, and scores after it by test-time cross-validation.
+"""Temperature scaling of the averaged prediction, and calibrated scores by test-time cross-validation.
 
     p_T    = softmax(log p̄ / T)                         after averaging, one T for all examples
     L(β)   = (1/B) Σ_b [log Σ_c exp(β z_bc) − β z_{b, y_b}],    z = log p̄,  β = 1/T
     L'(β)  = (1/B) Σ_b (E_{p_T}[z_b] − z_{b, y_b}),    L''(β) = (1/B) Σ_b Var_{p_T}[z_b] ≥ 0
 
-L is the NLL. It is convex in β, so its minimum is the zero of a rising function, which Newton's method in a bracket
-finds. Ashukha et al. (2020) is the protocol.
+L is the NLL. It is convex in β, so L' is increasing, and its zero is found by Newton's method within a bracket. The
+protocol is that of Ashukha et al. (2020).
 
-Cross-validation: shuffle the test set, fit T on one half and score the other, both ways; 5 shuffles, the mean of the 10
-scores. The first of the halves has ⌊B/2⌋ examples. Equal seeds and sizes give equal halves, so methods are compared on
-the same.
+Cross-validation: shuffle the test set, fit T on one half and score the other, both ways; repeat with 5 shuffles and
+average the 10 scores. The first half has ⌊B/2⌋ examples. Halves depend on the seed and the size only, so methods are
+compared on the same halves.
 
-T is exactly at its bounds, 0.01 ≤ T ≤ 100, where the NLL falls up to them: 0.01 if all examples are right, 100 if they
-are no better than chance. Uniform predictions stay what they are at any temperature: T = 1. A half that is all right
-says T = 0.01, at which an error in the other half costs 100 times its margin: see `temperatures` before you believe
+T is exactly at its bounds, 0.01 ≤ T ≤ 100, where the NLL decreases up to them: 0.01 if all examples are correct, 100 if
+predictions are no better than chance. Uniform predictions are the same at any temperature and get T = 1. If a half is
+all correct, T = 0.01, and an error in the other half costs 100 times its margin: check `temperatures` before you trust
 the calibrated NLL of a small or easy test set.
 
 Shapes: B examples, C classes, g halves.
@@ -32,16 +32,16 @@ from featureflock.evaluation.metrics.classification import SLICE, Scores, mean_l
 
 BOUNDS = 0.01, 100.0
 LEAST, MOST = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
-"""Of u = log β."""
+"""Bounds of u = log β."""
 
 
 class Calibrated(NamedTuple):
-    """What cross-validation gives."""
+    """Scores after temperature scaling."""
 
     scores: Scores
-    """The mean over halves of the scores of one at the temperature of the other."""
+    """Mean over halves; each half is scored at the temperature fitted on the other."""
     temperatures: tuple[float, ...]
-    """Those fitted, in the order first half, second half of each shuffle."""
+    """Fitted temperatures: first half, second half of each shuffle."""
 
 
 def tempered(log_probs: Tensor, temperature: float) -> Tensor:
@@ -64,14 +64,14 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
     Args:
         log_probs: log p̄ (B, C), the log of the averaged probabilities.
         labels: (B,).
-        shuffles: how often the test set is divided into halves.
-        seed: of the shuffles. Nothing else is random.
+        shuffles: number of random divisions into halves.
+        seed: seed of the shuffles. Nothing else is random.
     """
     log_p = checked_log_probs(log_probs)
     y = checked_labels(labels, log_p)
     likelihood = _Likelihood(log_p, y)
     (u,) = _best(likelihood, torch.ones_like(log_p[:, :1]), [0.0])
-    near_2b = likelihood.of_each(log_p.new_full((len(y),), math.exp(u)))  # where the halves' u are not far
+    near_2b = likelihood.per_example(log_p.new_full((len(y),), math.exp(u)))  # the halves' u are close to u
     outcomes: list[Tensor] = []
     temperatures: list[float] = []
     for pair in halves(len(y), shuffles, seed):
@@ -81,38 +81,40 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
         start = [_newton(u, *derivatives) for derivatives in (near_2b @ half_bg).T.tolist()]
         start = [u if math.isnan(step) else _clamped(step) for step in start]
         fitted = [_temperature(best) for best in _best(likelihood, half_bg, start)]
-        of_the_other_b = half_bg @ (1 / half_bg.new_tensor(fitted).flip(0))
-        outcomes.append(likelihood.outcomes(of_the_other_b)[:, torch.cat([first, second])])
+        other_beta_b = half_bg @ (1 / half_bg.new_tensor(fitted).flip(0))
+        outcomes.append(likelihood.outcomes(other_beta_b)[:, torch.cat([first, second])])
         temperatures += fitted
     first_5sb, second_5sb = torch.stack(outcomes, 1).tensor_split([len(y) // 2], -1)
     return Calibrated(mean_scores([*scores_of(first_5sb), *scores_of(second_5sb)]), tuple(temperatures))
 
 
 def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
-    """Find the temperature of your own ensemble, on data that it was not trained on, and give it that temperature.
+    """Fit the temperature of an ensemble on held-out data and set it on the ensemble.
 
-    T minimises the NLL of softmax(log p̄ / T). From then on `ens.predict` uses it, and `save` keeps it.
+        T = calibrate(ens, validation_loader)
+
+    T minimises the NLL of softmax(log p̄ / T). Afterwards `ens.predict` uses it, and `save` stores it.
 
     Args:
         ens: a trained ensemble.
-        loader: batches (inputs, labels), such as a DataLoader of validation data. Training data will not do: there the
-            members are surer than they are right to be.
+        loader: batches (inputs, labels), such as a DataLoader of validation data. Do not use training data: members
+            are overconfident on it.
 
     Returns:
-        T: above 1 where the ensemble was too sure, below 1 where it was not sure enough.
+        T, above 1 if the ensemble was overconfident, below 1 if it was underconfident.
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
-    where = next((p.device for p in ens.parameters()), torch.device("cpu"))
+    device = next((p.device for p in ens.parameters()), torch.device("cpu"))
     parts = []
     for batch in loader:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
-        if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # of a Dataset, single examples come
-            raise ValueError("calibrate needs batches (inputs, labels), labels a tensor of class numbers.")
+        if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # a Dataset yields single examples
+            raise ValueError("calibrate needs batches (inputs, labels), with labels a tensor of class indices.")
         x, y = batch
         if not len(y):
             continue
-        log_p = mean_log_probs(ens.member_log_probs(_on(x, where)).double())
+        log_p = mean_log_probs(ens.member_log_probs(_to_device(x, device)).double())
         if not torch.isfinite(log_p).all():
             raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
         parts.append((log_p, checked_labels(y, log_p)))
@@ -123,13 +125,13 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
     return ens.temperature
 
 
-def _on(x: Any, device: torch.device) -> Any:
-    """Inputs on a device, also where they are several tensors."""
+def _to_device(x: Any, device: torch.device) -> Any:
+    """Inputs on a device; nested containers are supported."""
     if isinstance(x, Tensor):
         return x.to(device)
     if isinstance(x, dict):
-        return {key: _on(part, device) for key, part in x.items()}
-    return type(x)(_on(part, device) for part in x) if type(x) in (tuple, list) else x
+        return {key: _to_device(part, device) for key, part in x.items()}
+    return type(x)(_to_device(part, device) for part in x) if type(x) in (tuple, list) else x
 
 
 def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -142,7 +144,7 @@ def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Likelihood:
-    """L' and L'' for parts of a test set. Classes come first, so that sums over them are sums of long rows."""
+    """L' and L'' for subsets of a test set. Classes come first, so that sums over them run over long rows."""
 
     def __init__(self, log_p_bc: Tensor, y_b: Tensor) -> None:
         z_y_b = log_p_bc.gather(-1, y_b[:, None])[:, 0]
@@ -159,8 +161,8 @@ class _Likelihood:
         self.flat_b = self.e_cb.amin(0) == 0
         self.width = max(1, SLICE // len(self.e_cb))
 
-    def of_each(self, beta_b: Tensor) -> Tensor:
-        """What each example adds to L' and to L'', (2, B), at a temperature of its own."""
+    def per_example(self, beta_b: Tensor) -> Tensor:
+        """Contribution of each example to L' and L'', (2, B), at its own β."""
         parts = []
         for e_cb, e_y_b, b in self._slices(self.e_cb, self.e_y_b, beta_b):
             w_cb = (e_cb * b).exp_()
@@ -171,14 +173,14 @@ class _Likelihood:
         return torch.cat(parts, -1)
 
     def derivatives(self, beta_g: Tensor, half_bg: Tensor) -> Tensor:
-        """Sums of L' and of L'' over the examples of each half, (2, g); `half_bg` is 1 where they belong, else 0."""
-        return self.of_each(half_bg @ beta_g) @ half_bg
+        """Sums of L' and L'' over the examples of each half, (2, g); `half_bg` is the membership, 0 or 1."""
+        return self.per_example(half_bg @ beta_g) @ half_bg
 
     def outcomes(self, beta_b: Tensor) -> Tensor:
-        """What `scores_of` takes of each example, (5, B), at a temperature of its own."""
+        """Arguments of `scores_of` for each example, (5, B), at its own β."""
         parts = []
         for e_cb, e_y_b, b, class_b in self._slices(self.e_cb, self.e_y_b, beta_b, self.class_b):
-            w_cb = (e_cb * b).exp_().scatter_(0, class_b[None], 0)  # of the top class it is 1
+            w_cb = (e_cb * b).exp_().scatter_(0, class_b[None], 0)  # the top class has weight 1
             others_b = w_cb.sum(0)
             norm_b = 1 + others_b
             log_p_y_b = b * e_y_b - norm_b.log()
@@ -191,12 +193,12 @@ class _Likelihood:
         """Whether all predictions of a half are uniform, (g,)."""
         return (self.flat_b[:, None] | (half_bg == 0)).all(0)
 
-    def _slices(self, *of_examples: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(x.split(self.width, -1) for x in of_examples), strict=True)
+    def _slices(self, *per_example: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        return zip(*(x.split(self.width, -1) for x in per_example), strict=True)
 
 
 def _best(likelihood: _Likelihood, half_bg: Tensor, start: list[float]) -> list[float]:
-    """u = log β of the least NLL for each half, searched for from `start`."""
+    """u = log β that minimises the NLL of each half, searched from `start`."""
     searches = [
         _Search(0.0 if flat else u, flat) for u, flat in zip(start, likelihood.flat(half_bg).tolist(), strict=True)
     ]
@@ -210,7 +212,7 @@ def _best(likelihood: _Likelihood, half_bg: Tensor, start: list[float]) -> list[
 
 
 class _Search:
-    """Newton's method in a bracket, whose ends are infinite until they are seen."""
+    """Newton's method within a bracket whose ends are infinite until a sign is known."""
 
     def __init__(self, u: float, done: bool) -> None:
         self.u, self.done = u, done
@@ -226,7 +228,7 @@ class _Search:
             self.hi = self.u
         newton = _newton(self.u, slope, curvature)
         target = _clamped(newton)
-        enough = 1e-7  # what is left is of the order of its square
+        enough = 1e-7  # the remaining error is of the order of its square
         if not (self.lo <= newton <= self.hi and abs(target - self.u) <= self.before / 2):
             middle = (self.lo + self.hi) / 2
             target = MOST if self.hi == math.inf else LEAST if self.lo == -math.inf else middle
@@ -237,7 +239,7 @@ class _Search:
 
 
 def _newton(u: float, slope: float, curvature: float) -> float:
-    """Newton's step in β, from u to another u; NaN where β would be negative."""
+    """Newton's step in β, expressed in u; NaN if β would become negative."""
     scaled = math.exp(u) * curvature
     step = slope / scaled if scaled else math.inf
     return u + math.log1p(-step) if step < 1 else math.nan
@@ -248,5 +250,5 @@ def _clamped(u: float) -> float:
 
 
 def _temperature(u: float) -> float:
-    """exp(−u), its bounds exactly."""
+    """exp(−u), with exact bounds."""
     return BOUNDS[0] if u >= MOST else BOUNDS[1] if u <= LEAST else math.exp(-u)

@@ -1,12 +1,12 @@
-"""What each member looks at, laid over the pictures, ensemble by ensemble: the paper's figure 1.
+"""Class activation maps of each member as heat maps over the images, one band per ensemble: the paper's figure 1.
 
-    heat = m / max m,    shown = (1 − α) · 0.85 grey + α · colour(heat),    α = 0.35 + 0.4 heat
+    heat = m / max m,    pixel = (1 − α) · 0.85 grey + α · colour(heat),    α = 0.35 + 0.4 heat
 
-m is a map from `class_activation_maps`, enlarged by cubic polynomials, where linear ones show creases. It is divided by
-its largest value and nothing is taken away, so that zero, where nothing speaks for the class, stays zero. Colours show
-where a member looks, not how surely.
+m is a map from `class_activation_maps`, enlarged by bicubic interpolation (bilinear shows creases). It is divided by
+its maximum without an offset, so that zero, where nothing supports the class, stays zero. Colours show where the
+evidence is, not how strong it is.
 
-Shapes: n members, B pictures of H × W pixels, h × w pixels of a map.
+Shapes: n members, B images of H × W pixels, h × w pixels of a map.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ Group = tuple[str, Tensor] | tuple[str, Tensor, Texts | None]
 COLOURS = "inferno"
 INK, PALE = "#1f2328", "#6a737d"
 CELLS = 12
-"""How many cells there are beside each other at most, unless a single picture with its members has more."""
+"""Maximum number of cells in a row, unless one image with its members needs more."""
 
 
-def cam_grid(pictures: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 112) -> Image.Image:
-    """A band for each ensemble, one below another; in it, beside each picture, the same as each member sees it.
+def cam_grid(images: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 112) -> Image.Image:
+    """One band per ensemble. In it, each image is followed by the heat map of every member.
 
     Args:
-        pictures: (B, H, W, 3) uint8, RGB, as they were before they were normalised.
-        groups: for each ensemble a title and maps (n, B, h, w), and if wanted n sequences of B texts to write below the
-            maps, such as the names of the members' classes.
-        cell: how wide a picture is drawn, in pixels.
+        images: (B, H, W, 3) uint8, RGB, before normalisation.
+        groups: for each ensemble a title, maps (n, B, h, w) and optionally n sequences of B texts to write below the
+            maps, such as the members' predicted classes.
+        cell: width of an image in pixels.
     """
-    p_bhwc = _checked_pictures(pictures)
+    p_bhwc = _checked_images(images)
     bands = [_checked_group(group, len(p_bhwc)) for group in groups]
     if not bands:
         raise ValueError("A grid needs at least one group of a title and maps.")
@@ -50,7 +50,7 @@ def cam_grid(pictures: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 1
     members = max(len(maps) for _, maps, _ in bands)
     across = max(1, min(len(p_bhwc), CELLS // (1 + members)))
     height = max(1, round(cell * p_bhwc.shape[1] / p_bhwc.shape[2]))
-    block = cell + 2 * gap + members * (gap + cell)  # a picture, a wider gap, its members
+    block = cell + 2 * gap + members * (gap + cell)  # an image, a wider gap, its members
     rows = [height + (gap if texts is None else caption) for _, _, texts in bands]
     band_heights = [2 * large + caption + -(-len(p_bhwc) // across) * row for row in rows]
     widths = [across * (block + margin) - margin, *(round(heading.getlength(title)) for title, _, _ in bands)]
@@ -61,50 +61,50 @@ def cam_grid(pictures: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 1
     for (title, maps, texts), row, band_height in zip(bands, rows, band_heights, strict=True):
         draw.text((margin, top), title, INK, heading, "la")
         views_nb = [overlaid(p_bhwc, m_bhw, (height, cell)) for m_bhw in maps]
-        for b, picture in enumerate(p_bhwc):
+        for b, image in enumerate(p_bhwc):
             x, y = margin + (b % across) * (block + margin), top + 2 * large + caption + (b // across) * row
-            card.paste(_enlarged(picture, (height, cell)), (x, y))
+            card.paste(_enlarged(image, (height, cell)), (x, y))
             for i, views_b in enumerate(views_nb):
                 left = x + cell + 3 * gap + i * (cell + gap)
                 card.paste(Image.fromarray(views_b[b]), (left, y))
                 if b < across:
                     draw.text((left + cell / 2, y - small / 2), f"member {i + 1}", PALE, body, "md")
                 if texts is not None:
-                    text = _cut(texts[i][b], body, cell)
+                    text = _truncated(texts[i][b], body, cell)
                     draw.text((left + cell / 2, y + height + small / 4), text, PALE, body, "ma")
         top += band_height + margin
     return card
 
 
-def overlaid(pictures: Bytes | Tensor, maps: Tensor, size: tuple[int, int]) -> Bytes:
-    """Pictures (B, H, W, 3) under the heat of maps (B, h, w), each `size` = (height, width) pixels large."""
+def overlaid(images: Bytes | Tensor, maps: Tensor, size: tuple[int, int]) -> Bytes:
+    """Images (B, H, W, 3) overlaid with heat maps (B, h, w), each of `size` = (height, width) pixels."""
     from matplotlib import colormaps
 
-    p_bhwc, m_bhw = _checked_pictures(pictures), checked_maps(maps[None])[0].cpu()
+    p_bhwc, m_bhw = _checked_images(images), checked_maps(maps[None])[0].cpu()
     if len(p_bhwc) != len(m_bhw):
-        raise ValueError(f"There must be a map for each picture; got {len(m_bhw)} for {len(p_bhwc)}.")
-    grey_bhw1 = np.stack([np.asarray(_enlarged(picture, size).convert("L")) for picture in p_bhwc])[..., None]
+        raise ValueError(f"There must be one map per image; got {len(m_bhw)} maps and {len(p_bhwc)} images.")
+    grey_bhw1 = np.stack([np.asarray(_enlarged(image, size).convert("L")) for image in p_bhwc])[..., None]
     m_bhw = F.interpolate(m_bhw[:, None], size, mode="bicubic")[:, 0].clamp_min(0)
     heat_bhw = (m_bhw / m_bhw.amax((-2, -1), keepdim=True).clamp_min(1e-300)).numpy()
     alpha_bhw1 = 0.35 + 0.4 * heat_bhw[..., None]
     colour_bhwc = 255 * colormaps[COLOURS](heat_bhw)[..., :3]
-    shown: Bytes = ((1 - alpha_bhw1) * 0.85 * grey_bhw1 + alpha_bhw1 * colour_bhwc).round().astype(np.uint8)
-    return shown
+    blended: Bytes = ((1 - alpha_bhw1) * 0.85 * grey_bhw1 + alpha_bhw1 * colour_bhwc).round().astype(np.uint8)
+    return blended
 
 
-def _enlarged(picture_hwc: Bytes, size: tuple[int, int]) -> Image.Image:
-    return Image.fromarray(picture_hwc).resize(size[::-1], Image.Resampling.LANCZOS)
+def _enlarged(image_hwc: Bytes, size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(image_hwc).resize(size[::-1], Image.Resampling.LANCZOS)
 
 
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """One of those that come with matplotlib."""
+    """A font that comes with matplotlib."""
     from matplotlib import get_data_path
 
     return ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", f"{name}.ttf")), size)
 
 
-def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """As much of a text as fits."""
+def _truncated(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+    """The text, truncated to fit."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:
@@ -112,18 +112,18 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     return text + "…"
 
 
-def _checked_pictures(pictures: Any) -> Bytes:
-    p: NDArray[Any] = np.ascontiguousarray(pictures.cpu() if isinstance(pictures, Tensor) else pictures)
+def _checked_images(images: Any) -> Bytes:
+    p: NDArray[Any] = np.ascontiguousarray(images.cpu() if isinstance(images, Tensor) else images)
     if p.dtype != np.uint8 or p.ndim != 4 or p.shape[-1] != 3 or 0 in p.shape:
-        raise ValueError(f"pictures must be bytes (B, H, W, 3) in RGB; got {p.dtype} of shape {p.shape}.")
+        raise ValueError(f"images must be RGB bytes (B, H, W, 3); got {p.dtype} of shape {p.shape}.")
     return p
 
 
-def _checked_group(group: Group, pictures: int) -> tuple[str, Tensor, Texts | None]:
+def _checked_group(group: Group, count: int) -> tuple[str, Tensor, Texts | None]:
     title, maps, texts = group if len(group) == 3 else (*group, None)
     maps = checked_maps(maps)
-    if maps.shape[1] != pictures:
-        raise ValueError(f"The maps of {title!r} are for {maps.shape[1]} pictures; there are {pictures}.")
-    if texts is not None and [len(row) for row in texts] != [pictures] * len(maps):
-        raise ValueError(f"{title!r} needs {pictures} texts for each of its {len(maps)} members, or None.")
+    if maps.shape[1] != count:
+        raise ValueError(f"The maps of {title!r} are for {maps.shape[1]} images; there are {count}.")
+    if texts is not None and [len(row) for row in texts] != [count] * len(maps):
+        raise ValueError(f"{title!r} needs {count} texts for each of its {len(maps)} members, or None.")
     return title, maps, texts

@@ -1,9 +1,9 @@
-"""What the evaluation is given, checked: each fault is refused in one sentence, what passes comes back in float64.
+"""Validation of probabilities and labels. Invalid arguments raise ValueError; valid ones are returned in float64.
 
     p_c ≥ 0,    |Σ_c p_c − 1| ≤ 1e-3,    y ∈ {0, …, C − 1}
 
-The tolerance is that of half precision. A probability may round above 1 within it, and may be exactly 0 (log p = −∞).
-Nothing is guessed: logits given as `log_probs` do not sum to 1, and are refused rather than normalised.
+The tolerance allows for half precision: a probability may round above 1, and may be exactly 0 (log p = −∞). Inputs are
+never normalised: logits passed as `log_probs` do not sum to 1 and are refused.
 
 Shapes: n members, B examples, C classes.
 """
@@ -21,13 +21,13 @@ def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
     check_shape(probs, name, members)
     p = probs.detach().to(torch.float64)
     if (p < 0).any():
-        raise ValueError(f"{name} must not be negative; the least is {p.min().item():g}.")
+        raise ValueError(f"{name} must not be negative; the smallest is {p.min().item():g}.")
     _check_sums(p.sum(-1), name)
     return p
 
 
 def checked_log_probs(log_probs: Tensor, *, members: bool = False, first: int = 0) -> Tensor:
-    """Log-probabilities (B, C), or with `members` (n, B, C), in float64; `first` is what to call the first example."""
+    """Log-probabilities (B, C), or with `members` (n, B, C), in float64; `first` is the index of the first example."""
     name = "member_log_probs" if members else "log_probs"
     check_shape(log_probs, name, members)
     log_p = log_probs.detach().to(torch.float64)
@@ -36,7 +36,7 @@ def checked_log_probs(log_probs: Tensor, *, members: bool = False, first: int = 
 
 
 def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
-    """Labels (B,) that go with probabilities or log-probabilities (…, B, C)."""
+    """Labels (B,) for probabilities or log-probabilities (…, B, C)."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         raise ValueError(f"labels must be a tensor of integers; got {_kind(labels)}.")
     if labels.shape != probs.shape[-2:-1]:
@@ -44,24 +44,24 @@ def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
             f"labels must have shape ({probs.shape[-2]},), one for each example; got {tuple(labels.shape)}."
         )
     labels = labels.to(probs.device, torch.int64)
-    least, most = (int(x) for x in labels.aminmax())
-    if least < 0 or most >= probs.shape[-1]:
-        wrong = least if least < 0 else most
+    smallest, largest = (int(x) for x in labels.aminmax())
+    if smallest < 0 or largest >= probs.shape[-1]:
+        wrong = smallest if smallest < 0 else largest
         raise ValueError(f"labels must be from 0 to {probs.shape[-1] - 1} for {probs.shape[-1]} classes; got {wrong}.")
     return labels
 
 
 def check_shape(x: Tensor, name: str, members: bool) -> None:
-    """Refuse what is not (B, C), or with `members` (n, B, C)."""
+    """Raise ValueError unless the shape is (B, C), or with `members` (n, B, C)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ValueError(f"{name} must be a tensor of floating-point numbers; got {_kind(x)}.")
     if x.dim() != 2 + members or 0 in x.shape:
         shape = "(members, examples, classes)" if members else "(examples, classes)"
-        raise ValueError(f"{name} must have shape {shape}, none of them 0; got {tuple(x.shape)}.")
+        raise ValueError(f"{name} must have shape {shape} without empty dimensions; got {tuple(x.shape)}.")
 
 
 def _check_sums(sums: Tensor, name: str, first: int = 0) -> None:
-    bad = ~((sums - 1).abs() <= TOLERANCE)  # written so that NaN is bad
+    bad = ~((sums - 1).abs() <= TOLERANCE)  # also true for NaN
     if bad.any():
         *member, example = bad.nonzero()[0].tolist()
         where = f"example {first + example}" + (f" of member {member[0]}" if member else "")

@@ -19,10 +19,10 @@ from torch import Tensor
 from featureflock.data import InputFormat, TensorExamples
 from featureflock.evaluation import test_sets
 from featureflock.evaluation.calibration import fit_temperature, tempered
-from featureflock.evaluation.cam_cache import maps_of
+from featureflock.evaluation.cam_cache import compute_maps
 from featureflock.evaluation.diversity import mutual_information
 from featureflock.evaluation.metrics.classification import average
-from featureflock.evaluation.predictions import Predictor, has_predictions, predict, read, store_predictions
+from featureflock.evaluation.predictions import Predictor, has_predictions, load_predictions, predict, store_predictions
 from featureflock.evaluation.runs import TrainedRun
 
 
@@ -79,7 +79,7 @@ class RunClassifier:
 
     def maps(self, read: Sequence[tuple[Path, Image.Image, str]]) -> Tensor:
         """Class activation maps (n, B, h, w) of the pictures."""
-        return maps_of(self.predictor, self._examples(read)).maps
+        return compute_maps(self.predictor, self._examples(read)).maps
 
     def _examples(self, read: Sequence[tuple[Path, Image.Image, str]]) -> TensorExamples:
         x = self.format.batch([picture for _, picture, _ in read])
@@ -116,7 +116,7 @@ def _temperature(run: TrainedRun, predictor: Predictor, say: Callable[[str], Non
     condition = held_out or test_sets.clean(splits)
     what = f"{len(condition.positions):,} {'validation' if held_out else 'test'} examples"
     if has_predictions(run, condition):
-        there = read(run, condition)
+        there = load_predictions(run, condition)
     else:
         say(f"Calibrating on {what}, once.")
         there = predict(predictor, condition)

@@ -1,10 +1,10 @@
-"""Deep-ensemble equivalent: how many members of Deep Ensembles an ensemble is worth. Ashukha et al., 2020.
+"""Deep-ensemble equivalent (Ashukha et al., 2020): the size of Deep Ensembles with the same calibrated likelihood.
 
     DEE = min { l ≥ 1 : CLL_DE(l) ≥ CLL }
 
-CLL is the calibrated log-likelihood, the negative of the cross-validated NLL; CLL_DE(l) that of Deep Ensembles with l
-members, interpolated linearly between the sizes that were measured. As l need not be whole, an ensemble of k members
-with DEE > k is better than k independent networks.
+CLL is the calibrated log-likelihood, the negative of the cross-validated NLL, and CLL_DE(l) that of Deep Ensembles with
+l members, interpolated linearly between the measured sizes, so l is a real number. An ensemble of k members with DEE
+above k is better than k independent networks.
 """
 
 import math
@@ -16,15 +16,15 @@ def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int,
     """DEE of a calibrated log-likelihood.
 
     Args:
-        log_likelihood: that of the ensemble in question, in nats for each example.
-        deep_ensembles: that of Deep Ensembles by their number of members, from 1 upwards.
+        log_likelihood: calibrated log-likelihood of the ensemble, in nats per example.
+        deep_ensembles: the same of Deep Ensembles, by number of members, starting with 1.
 
     Returns:
-        1 if one network is as good; math.inf if none of the sizes measured is.
+        The DEE; 1 if one network is as good, math.inf if no measured size is.
     """
     curve = sorted(deep_ensembles.items())
     if not curve or curve[0][0] != 1:
-        raise ValueError(f"The curve of Deep Ensembles must begin with 1 member; got sizes {sorted(deep_ensembles)}.")
+        raise ValueError(f"The curve of Deep Ensembles must start with 1 member; got sizes {sorted(deep_ensembles)}.")
     if not all(math.isfinite(x) for x in (log_likelihood, *deep_ensembles.values())):
         raise ValueError(f"Log-likelihoods must be finite; got {log_likelihood} and the curve {dict(curve)}.")
     if log_likelihood <= curve[0][1]:

@@ -1,11 +1,12 @@
-"""How much members differ in what they predict.
+"""Diversity of the members' predictions.
 
     disagreement        = mean over pairs i < j and examples of 1[argmax p_i ≠ argmax p_j]
     mutual information  = (1/n) Σ_i KL(p_i ‖ p̄) = H[p̄] − (1/n) Σ_i H[p_i]            in nats, from 0 to log n
     predictive variance = (1/n) Σ_i Σ_c (p_ic − p̄_c)²
 
-The last is what averaging gains: the members' mean Brier score less that of the ensemble, whatever the labels. More of
-it is no merit in itself: worse members also differ more, so look at their accuracy beside it (arXiv 2302.00704).
+Predictive variance is the gain from averaging: the members' mean Brier score minus that of the ensemble, for any
+labels. More diversity is not better in itself: weaker members also differ more, so compare their accuracy too (arXiv
+2302.00704).
 
 Shapes: n members, B examples, C classes.
 """
@@ -20,7 +21,7 @@ from featureflock.evaluation.checks import checked_probs
 
 
 class Diversity(NamedTuple):
-    """Means over a test set."""
+    """Diversity measures, means over a test set."""
 
     disagreement: float
     mutual_information: float
@@ -28,7 +29,7 @@ class Diversity(NamedTuple):
 
 
 def member_diversity(member_probs: Tensor) -> Diversity:
-    """All three of (n, B, C), for at least two members."""
+    """All three measures, from (n, B, C) with at least two members."""
     return Diversity(
         disagreement(member_probs),
         mutual_information(member_probs).mean().item(),
@@ -37,7 +38,7 @@ def member_diversity(member_probs: Tensor) -> Diversity:
 
 
 def disagreement(member_probs: Tensor) -> float:
-    """The share of pairs of members and examples for which they name different classes."""
+    """Fraction of pairs of members and examples for which the two predict different classes."""
     p_nbc = checked_probs(member_probs, members=True)
     n, b, c = p_nbc.shape
     if n < 2:
@@ -48,13 +49,13 @@ def disagreement(member_probs: Tensor) -> float:
 
 
 def mutual_information(member_probs: Tensor) -> Tensor:
-    """Of prediction and member, for each example (B,): what the members do not agree upon. 0 for one member."""
+    """Epistemic uncertainty of each example (B,): mutual information between prediction and member. 0 for n = 1."""
     p_nbc = checked_probs(member_probs, members=True)
     ratio_nbc = p_nbc / p_nbc.mean(0).clamp_min(torch.finfo(torch.float64).tiny)
     return torch.xlogy(p_nbc, ratio_nbc).sum(-1).mean(0).clamp_min(0)
 
 
 def predictive_variance(member_probs: Tensor) -> Tensor:
-    """Of the members' probabilities, summed over classes, for each example (B,). 0 for one member."""
+    """Variance of the members' probabilities, summed over classes, for each example (B,). 0 for one member."""
     p_nbc = checked_probs(member_probs, members=True)
     return p_nbc.var(0, correction=0).sum(-1)

@@ -1,18 +1,19 @@
-"""Where in a picture each member looks: class activation maps by Grad-CAM, and how alike they are.
+"""Class activation maps of each member by Grad-CAM, and their similarity.
 
     w_k = (1/hw) Σ_uv ∂y_c/∂A_kuv,    m = relu(Σ_k w_k A_k)                           Selvaraju et al. (2017)
     s_ij = (1/B) Σ_b ⟨m_ib, m_jb⟩ / (‖m_ib‖ ‖m_jb‖),    similarity: the mean of s_ij over pairs i < j
 
-y_c is a member's logit of class c, A the map (k channels, h × w pixels) that it pools or flattens at the end: the last
-4-dimensional tensor of more than one pixel that a convolution gives or that is computed from such a one, and on which
-the logits depend. It is found while the member runs, whether modules or functions compute it: in a wide residual
-network it is what the last ReLU gives, which is no module there. Behind pooling and a linear head, w_k is the head's
-weight over hw, and the mean of Σ_k w_k A_k over the pixels is (y_c − bias)/hw.
+y_c is a member's logit of class c. A is the activation (k channels, h × w pixels) that the member pools or flattens at
+the end: the last 4-dimensional tensor with more than one pixel that a convolution outputs or that is computed from one,
+and that the logits depend on. It is traced during the forward pass, whether modules or functions compute it; in a wide
+residual network it is the output of the last ReLU, which is not a module there. With pooling and a linear head, w_k is
+the head's weight over hw, and the mean of Σ_k w_k A_k over the pixels is (y_c − bias)/hw.
 
-Which class: the paper does not say. By default it is the one that the ensemble predicts, so that the members' maps of a
-picture answer one question. With each member's own, members that disagree have maps that differ for that reason alone.
+The paper does not say for which class. The default is the ensemble's prediction, so that all members' maps of an image
+answer the same question. With each member's own prediction, members that disagree get different maps for that reason
+alone.
 
-Shapes: n members, B pictures, C classes, k channels, h × w pixels of a map.
+Shapes: n members, B images, C classes, k channels, h × w pixels of a map.
 """
 
 import sys
@@ -33,12 +34,12 @@ Block = Callable[[nn.Module], nn.Module]
 
 
 class Maps(NamedTuple):
-    """What `class_activation_maps` gives."""
+    """Class activation maps, and their classes."""
 
     maps: Tensor
-    """(n, B, h, w) float32, not negative. A member with nothing in favour of the class has a map of zeros."""
+    """(n, B, h, w) float32, not negative. A map is zero everywhere if nothing supports the class."""
     classes: Tensor
-    """(n, B), which class each is for."""
+    """(n, B), the class that each map is for."""
 
 
 def class_activation_maps(
@@ -48,18 +49,18 @@ def class_activation_maps(
     *,
     block: Block | None = None,
 ) -> Maps:
-    """Grad-CAM of each member for each picture of a batch; in eval mode, whatever mode the ensemble is in.
+    """Grad-CAM of each member for each image of a batch, always in eval mode.
 
-    Members are computed one after another, for any `ens.execution`, and in the memory of one. Neither the weights nor
-    their gradients change. The particle layer has no part in it, because it does nothing in eval mode.
+    Members are computed one after another, for any `ens.execution`, with the memory of one member. Weights and their
+    gradients do not change. The particle layer is not involved, because it is the identity in eval mode.
 
     Args:
         ens: an ensemble of convolutional members.
-        x: what its extractors take, such as pictures (B, channels, H, W), normalised.
-        classes: "ensemble" for the class that the ensemble predicts, "member" for each member's own prediction, or
-            class numbers (B,).
-        block: a function from an extractor to the module in it whose output is A, such as `lambda e: e.blocks`. By
-            default A is found as said at the top of this file, which needs no module.
+        x: input of the extractors, such as normalised images (B, channels, H, W).
+        classes: "ensemble" for the ensemble's prediction, "member" for each member's own prediction, or class
+            indices (B,).
+        block: maps an extractor to the submodule whose output is A, such as `lambda e: e.blocks`. By default A is
+            traced as described at the top of this file.
     """
     given = isinstance(classes, Tensor) and classes.dtype in INTEGERS and classes.ndim == 1
     if not given and not (isinstance(classes, str) and classes in ("ensemble", "member")):
@@ -80,9 +81,9 @@ def class_activation_maps(
 
 
 def cam_similarity(maps: Tensor) -> float:
-    """Of maps (n, B, h, w): the mean of s_ij over pairs of members, from 0 for maps that nowhere meet to 1.
+    """Mean of s_ij over pairs of members, from maps (n, B, h, w): 0 for disjoint maps, 1 for equal ones.
 
-    A map of zeros has similarity 0 to all others, so look at `empty_share` beside it.
+    A map of zeros has similarity 0 to all others, so check `empty_fraction` as well.
     """
     s_nn = cam_similarity_matrix(maps)
     n = len(s_nn)
@@ -92,38 +93,38 @@ def cam_similarity(maps: Tensor) -> float:
 
 
 def cam_similarity_matrix(maps: Tensor) -> Tensor:
-    """s_ij of maps (n, B, h, w), as (n, n) float64. On the diagonal is the share of maps that are not empty."""
+    """s_ij of maps (n, B, h, w), as (n, n) float64. The diagonal is the fraction of maps that are not empty."""
     m_nbp = checked_maps(maps).flatten(2)
     m_nbp = m_nbp / m_nbp.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     s_nn: Tensor = torch.einsum("ibp,jbp->ij", m_nbp, m_nbp) / m_nbp.shape[1]
     return s_nn
 
 
-def empty_share(maps: Tensor) -> float:
-    """Which share of maps (n, B, h, w) is zero everywhere."""
+def empty_fraction(maps: Tensor) -> float:
+    """Fraction of maps (n, B, h, w) that are zero everywhere."""
     return (checked_maps(maps) == 0).all(-1).all(-1).double().mean().item()
 
 
 def _grad_cam(i: int, member: nn.Module, x: Any, classes: Tensor | str, block: Block | None) -> tuple[Tensor, Tensor]:
     """Maps (B, h, w) and classes (B,) of member i."""
-    # Aliases of the weights: the graph needs some that require gradients, and the member's own stay as they are.
+    # Aliases of the weights that require gradients, so that the member's own parameters stay untouched.
     weights = {name: p.detach().requires_grad_() for name, p in member.named_parameters()}
-    with _convolutional_maps() if block is None else _outputs_of(block, member, i) as found:
+    with _convolutional_maps() if block is None else _outputs_of(block, member, i) as activations:
         logits_bc = _checked_logits(functional_call(member, weights, (x,)))
     b, c = logits_bc.shape
     c_b = logits_bc.argmax(-1) if isinstance(classes, str) else classes.to(logits_bc.device, torch.int64)
     wrong = c_b[(c_b < 0) | (c_b >= c)]
     if c_b.shape != (b,) or len(wrong):
         got = wrong[0].item() if len(wrong) else f"{len(c_b)} of them"
-        raise ValueError(f"classes must be {b} numbers from 0 to {c - 1}, one for each picture; got {got}.")
-    y = logits_bc.gather(-1, c_b[:, None]).sum()  # one gradient for all: no logit depends on another picture
-    for a_bkhw in reversed([a for a in found if len(a) == b and y.requires_grad]):
+        raise ValueError(f"classes must be {b} numbers from 0 to {c - 1}, one for each image; got {got}.")
+    y = logits_bc.gather(-1, c_b[:, None]).sum()  # one backward pass: no logit depends on another image
+    for a_bkhw in reversed([a for a in activations if len(a) == b and y.requires_grad]):
         (grad_bkhw,) = torch.autograd.grad(y, a_bkhw, retain_graph=True, allow_unused=True)
         if grad_bkhw is not None:
             w_bk = grad_bkhw.float().mean((-2, -1))
             return torch.einsum("bk,bkhw->bhw", w_bk, a_bkhw.detach().float()).relu(), c_b
     what = "convolutional map of more than one pixel" if block is None else "output of the block"
-    raise ValueError(f"Grad-CAM needs convolutional members; the logits of member {i} depend on no {what}.")
+    raise ValueError(f"Grad-CAM needs convolutional members; the logits of member {i} do not depend on any {what}.")
 
 
 def _ensemble_classes(members: Iterable[nn.Module], x: Any) -> Tensor:
@@ -139,37 +140,37 @@ def _checked_logits(logits: Tensor) -> Tensor:
 
 
 def checked_maps(maps: Tensor) -> Tensor:
-    """Maps (n, B, h, w) in float64, or a sentence that says what is wrong with them."""
+    """Maps (n, B, h, w) in float64; invalid ones raise ValueError."""
     if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.numel() == 0 or not maps.is_floating_point():
         got = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
-        raise ValueError(f"maps must be floating-point numbers (members, pictures, height, width); got {got}.")
+        raise ValueError(f"maps must be floating-point numbers (members, images, height, width); got {got}.")
     if not maps.isfinite().all():
-        member, picture = (~maps.isfinite()).nonzero()[0, :2].tolist()
-        raise ValueError(f"maps must be finite; that of member {member} for picture {picture} holds NaN or infinity.")
+        member, image = (~maps.isfinite()).nonzero()[0, :2].tolist()
+        raise ValueError(f"maps must be finite; the map of member {member} for image {image} holds NaN or infinity.")
     return maps.detach().double()
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """No compiled code for a while: it hides its inside. Without torch._dynamo, a slow import, there is none."""
+    """Disable compiled code, whose operations cannot be traced. Unless torch._dynamo is imported, there is none."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
 def _outputs_of(block: Block, member: nn.Module, i: int) -> Iterator[list[Tensor]]:
-    """What a module gives, call by call."""
+    """Outputs of a module, call by call."""
     module = block(member[0])  # type: ignore[index]
     if not isinstance(module, nn.Module):
-        raise ValueError(f"block must map an extractor to a module in it; for member {i} it gives {module!r}.")
+        raise ValueError(f"block must return a submodule of the extractor; for member {i} it returned {module!r}.")
     found: list[Tensor] = []
 
-    def keep(_: nn.Module, args: Any, out: Any) -> Tensor:
+    def store(_: nn.Module, args: Any, out: Any) -> Tensor:
         if not isinstance(out, Tensor) or out.ndim != 4:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"The block must give (B, channels, height, width); that of member {i} gives {got}.")
+            raise ValueError(f"The block must output (B, channels, height, width); that of member {i} outputs {got}.")
         found.append(out)
-        return out.clone()  # what comes behind may work in place
+        return out.clone()  # later operations may be in place
 
-    handle = module.register_forward_hook(keep)
+    handle = module.register_forward_hook(store)
     try:
         yield found
     finally:
@@ -178,25 +179,27 @@ def _outputs_of(block: Block, member: nn.Module, i: int) -> Iterator[list[Tensor
 
 @contextmanager
 def _convolutional_maps() -> Iterator[list[Tensor]]:
-    """What convolutions give, and what is computed from that and is still a map, in the order of computation."""
-    with _Tracing() as tracing:
-        yield tracing.maps
+    """Outputs of convolutions and the 4-dimensional tensors computed from them, in the order of computation."""
+    with _Tracer() as tracer:
+        yield tracer.activations
 
 
-class _Tracing(TorchFunctionMode):
+class _Tracer(TorchFunctionMode):
+    """Records activations that derive from a convolution."""
+
     convolutions = frozenset({F.conv2d, F.conv_transpose2d, torch.convolution})
 
     def __init__(self) -> None:
         super().__init__()
-        self.maps: list[Tensor] = []
-        self._ids: set[int] = set()  # of the same; the list keeps them alive, so that no id is used again
+        self.activations: list[Tensor] = []
+        self._ids: set[int] = set()  # ids of the activations, which the list keeps alive
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in self.convolutions or any(id(t) in self._ids for t in _leaves((args, kwargs))):
             for t in _leaves(out):
                 if isinstance(t, Tensor) and t.ndim == 4 and t.shape[-2:].numel() > 1 and t.requires_grad:
-                    self.maps.append(t)
+                    self.activations.append(t)
                     self._ids.add(id(t))
         return out
 

@@ -1,8 +1,8 @@
-"""Pictures between a data set's own format and ordinary ones: bytes (B, H, W, 3) in RGB, 0 black and 255 white.
+"""Conversion between a data set's own format and RGB images: bytes (B, H, W, 3), 0 black and 255 white.
 
-A grey picture becomes three equal channels, and of what is done to them one is taken back. Pictures below the size
-that corruptions are made for, such as digits of 8 × 8, are enlarged by a whole factor to at least 32 pixels, and what
-is done to them is averaged over each pixel again.
+A grey image becomes three equal channels and is reduced to one of them afterwards. Images smaller than corruptions are
+designed for, such as digits of 8 × 8, are enlarged by an integer factor to at least 32 pixels, and the result is
+averaged over each original pixel.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,29 @@ from torch import Tensor
 from featureflock.data import Examples, StreamedExamples, TensorExamples
 
 Bytes = NDArray[np.uint8]
-_SMALL, _USUAL = 24, 32
+_SMALL, _ENLARGED = 24, 32
 
 
-def are_pictures(examples: Examples) -> bool:
-    """Whether the inputs are pictures in grey or colour, in bytes or read from files."""
+def are_images(examples: Examples) -> bool:
+    """Whether the inputs are grey or colour images, as bytes or read from files."""
     if isinstance(examples, TensorExamples) and examples.x.dtype != torch.uint8:
         return False
     shape = examples.shape
     return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 1
 
 
-def to_show(examples: Examples) -> Bytes:
-    """All of the examples as ordinary pictures. Numbers without a known range are stretched, each picture by itself."""
-    if are_pictures(examples) and isinstance(examples, TensorExamples):
+def displayable(examples: Examples) -> Bytes:
+    """All examples as RGB images. Values without a known range are stretched, each image separately."""
+    if are_images(examples) and isinstance(examples, TensorExamples):
         return to_rgb(examples.x, examples.white)
     order = [torch.arange(len(examples))]
     x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):
-        raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are no pictures, and cannot be shown.")
+        raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are not images and cannot be displayed.")
     if isinstance(examples, StreamedExamples) and examples.normalisation is not None:
         normalisation = examples.normalisation
-        mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (normalisation.mean, normalisation.std))
-        x = x * deviation + mean
+        mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (normalisation.mean, normalisation.std))
+        x = x * std + mean
     elif x.min() >= 0 and x.max() <= 1:
         x = 255 * x
     else:
@@ -47,12 +47,12 @@ def to_show(examples: Examples) -> Bytes:
     return to_rgb(x.round().clamp(0, 255).to(torch.uint8), 255)
 
 
-def altered(examples: TensorExamples, alter: Callable[[Bytes], Bytes]) -> TensorExamples:
-    """The examples with their pictures altered, as the network wants them."""
+def transformed(examples: TensorExamples, transform: Callable[[Bytes], Bytes]) -> TensorExamples:
+    """The examples after a transform of their RGB images, in their own format."""
     rgb = to_rgb(examples.x, examples.white)
-    factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_USUAL // min(rgb.shape[1:3]))
+    factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_ENLARGED // min(rgb.shape[1:3]))
     large = np.ascontiguousarray(rgb.repeat(factor, 1).repeat(factor, 2))
-    x = torch.from_numpy(np.ascontiguousarray(alter(large))).permute(0, 3, 1, 2)
+    x = torch.from_numpy(np.ascontiguousarray(transform(large))).permute(0, 3, 1, 2)
     if examples.shape[0] == 1:
         x = x[:, 1:2]
     if factor > 1:
@@ -63,7 +63,7 @@ def altered(examples: TensorExamples, alter: Callable[[Bytes], Bytes]) -> Tensor
 
 
 def to_rgb(x: Tensor, white: int) -> Bytes:
-    """Pictures (B, C, H, W) of bytes from 0 to `white`, as ordinary ones."""
+    """Images (B, C, H, W) with bytes from 0 to `white`, as RGB."""
     x = x.cpu()
     if white != 255:
         x = (x.float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)

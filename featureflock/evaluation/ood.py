@@ -1,4 +1,4 @@
-"""Whether uncertainty tells unfamiliar inputs from familiar ones: out-of-distribution detection.
+"""Out-of-distribution detection: does uncertainty separate OOD inputs from in-distribution ones?
 
 Out-of-distribution is the positive class, and larger uncertainty means positive:
 
@@ -8,7 +8,7 @@ Out-of-distribution is the positive class, and larger uncertainty means positive
 
     AUROC = P(u_out > u_in) + ½ P(u_out = u_in)
     AUPR  = Σ_k (recall_k − recall_{k−1}) precision_k       over thresholds from high to low; depends on the sets' sizes
-    FPR95 = the share of familiar inputs flagged at the highest threshold that flags at least 95 % of the others
+    FPR95 = fraction of in-distribution inputs flagged at the highest threshold that flags at least 95 % of OOD inputs
 
 Shapes: n members, B examples, C classes.
 """
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from featureflock.evaluation.checks import checked_probs
 from featureflock.evaluation.diversity import mutual_information
-from featureflock.evaluation.metrics.classification import doubt
+from featureflock.evaluation.metrics.classification import top_error
 
 
 class Detection(NamedTuple):
-    """How well one score separates. Chance is AUROC ½, FPR95 0.95, and AUPR the share of unfamiliar inputs."""
+    """How well one score separates. Chance level: AUROC ½, FPR95 0.95, AUPR the fraction of OOD inputs."""
 
     auroc: float
     aupr: float
@@ -32,7 +32,7 @@ class Detection(NamedTuple):
 
 
 class OutOfDistribution(NamedTuple):
-    """How well an ensemble's uncertainty separates, for three measures of it."""
+    """How well an ensemble's uncertainty separates, for three uncertainty measures."""
 
     entropy: Detection
     mutual_information: Detection
@@ -40,7 +40,7 @@ class OutOfDistribution(NamedTuple):
 
 
 def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> OutOfDistribution:
-    """Detection of inputs from elsewhere, from members' probabilities (n, B, C) on familiar and on other inputs."""
+    """Detection of OOD inputs, from members' probabilities (n, B, C) on in-distribution and on OOD inputs."""
     inside, outside = _uncertainties(member_probs_in), _uncertainties(member_probs_out)
     if member_probs_in.shape[::2] != member_probs_out.shape[::2]:
         raise ValueError(
@@ -51,7 +51,7 @@ def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> Ou
 
 
 def detection(inside: Tensor, outside: Tensor) -> Detection:
-    """AUROC, AUPR and FPR95 of any uncertainty, larger for the unfamiliar, (B,) on familiar and on other inputs."""
+    """AUROC, AUPR and FPR95 of any uncertainty (B,) on in-distribution (`inside`) and OOD (`outside`) inputs."""
     for name, x in (("inside", inside), ("outside", outside)):
         if not isinstance(x, Tensor):
             raise ValueError(f"{name} must be a tensor of numbers; got {type(x).__name__}.")
@@ -59,7 +59,9 @@ def detection(inside: Tensor, outside: Tensor) -> Detection:
             raise ValueError(f"{name} must be a non-empty vector of numbers; got shape {tuple(x.shape)} or NaN.")
     values, place = torch.cat([inside, outside]).detach().double().unique(return_inverse=True)
     sides = place.split([len(inside), len(outside)])
-    fp, tp = (torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides)  # thresholds falling
+    fp, tp = (
+        torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides
+    )  # thresholds from high to low
     fpr, tpr = fp.double() / len(inside), tp.double() / len(outside)
     zero = fpr.new_zeros(1)
     auroc = torch.trapezoid(torch.cat([zero, tpr]), torch.cat([zero, fpr]))
@@ -70,4 +72,4 @@ def detection(inside: Tensor, outside: Tensor) -> Detection:
 
 def _uncertainties(member_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean_bc = checked_probs(member_probs, members=True).mean(0)
-    return torch.special.entr(mean_bc).sum(-1), mutual_information(member_probs), doubt(mean_bc)
+    return torch.special.entr(mean_bc).sum(-1), mutual_information(member_probs), top_error(mean_bc)

@@ -1,4 +1,4 @@
-"""Unfamiliar inputs: pictures from elsewhere, read one at a time in the size and the colours of a data set."""
+"""Out-of-distribution images, converted to the size and colours of a data set when they are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,30 +15,33 @@ from featureflock.evaluation.images import Bytes, to_rgb
 
 _GREY = (0.299, 0.587, 0.114)
 _NOISE = 0x401
-"""Which random numbers are for what."""
+"""Random stream of the noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class OODImages(ExampleReader):
-    """Brings ordinary pictures, (H, W, 3) in RGB, into the format of another data set."""
+    """Reads RGB images (H, W, 3) in the format of another data set."""
 
-    picture: Callable[[int], Bytes]
+    image: Callable[[int], Bytes]
+    """The image with an index."""
     count: int
     source: str
-    """What tells whether the pictures are the same as before."""
+    """Changes whenever the images change."""
     shape: tuple[int, ...]
-    """(C, H, W), as the network wants it."""
+    """(C, H, W) that the network expects."""
     white: int
+    """Value of white in the data set."""
 
     @classmethod
     def like(
-        cls, test: TensorExamples | StreamedExamples, picture: Callable[[int], Bytes], count: int, source: str
+        cls, test: TensorExamples | StreamedExamples, image: Callable[[int], Bytes], count: int, source: str
     ) -> Self:
+        """A reader in the format of a test set."""
         white = test.white if isinstance(test, TensorExamples) else 255
-        return cls(picture, count, source, test.shape, white)
+        return cls(image, count, source, test.shape, white)
 
     def read(self, index: int, key: EpochKey | None) -> Tensor:
-        x = torch.from_numpy(np.array(self.picture(index))).permute(2, 0, 1).float()
+        x = torch.from_numpy(np.array(self.image(index))).permute(2, 0, 1).float()
         channels, *size = self.shape
         if channels == 1:
             x = (x * torch.tensor(_GREY).view(3, 1, 1)).sum(0, keepdim=True)
@@ -47,7 +50,7 @@ class OODImages(ExampleReader):
         return (x * (self.white / 255)).round().clamp(0, self.white).to(torch.uint8)
 
     def name(self, index: int) -> str:
-        return f"picture {index}"
+        return f"image {index}"
 
     def digest(self) -> str:
         return self.source
@@ -57,8 +60,8 @@ class OODImages(ExampleReader):
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Every byte by chance."""
+class NoiseImages:
+    """Uniform noise: every byte is equally likely."""
 
     shape: tuple[int, ...]
 
@@ -68,22 +71,22 @@ class Noise:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """Of a published data set, (N, C, H, W) in bytes."""
+class ArrayImages:
+    """Images of a published data set, bytes (N, C, H, W)."""
 
     x: Tensor
 
     def __call__(self, index: int) -> Bytes:
-        picture: Bytes = to_rgb(self.x[index : index + 1], 255)[0]
-        return picture
+        image: Bytes = to_rgb(self.x[index : index + 1], 255)[0]
+        return image
 
 
 @dataclass(frozen=True)
-class Files:
-    """Of a folder; each the largest square in its centre."""
+class FolderImages:
+    """Image files of a folder, each cropped to its central square."""
 
     files: ImageFiles
 
     def __call__(self, index: int) -> Bytes:
-        picture: Bytes = self.files.read(index, None).permute(1, 2, 0).numpy()
-        return picture
+        image: Bytes = self.files.read(index, None).permute(1, 2, 0).numpy()
+        return image

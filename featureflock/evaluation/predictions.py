@@ -1,16 +1,17 @@
-"""Each member's probabilities on each test set, computed once and kept beside the run.
+"""Member predictions on each test set, computed once and cached in the run folder.
 
     RUN/predictions/<test set>.safetensors      log_probs float32 (n, B, C), labels (B,), positions (B,), asked (·)
 
-A file is written whole or not at all, so an interrupted evaluation goes on where it was. It holds good for the weights
-and the test set that it names, while its content is what its digest stands for; of more examples than are asked for,
-those that are asked for are used.
+Files are written atomically, so an interrupted evaluation resumes where it stopped. A file is valid for the weights and
+the test set that it names, if its content matches its digest, which is verified once per process and file. A file with
+more examples than are needed is used for those that are.
 
 Shapes: n members, B examples, C classes.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import safetensors
@@ -30,57 +31,60 @@ _FORMAT = "featureflock predictions 1"
 _BATCH = 256
 
 Tick = Callable[[int], None]
-"""Is told how many more examples are done."""
+"""Called with the number of examples just done."""
 
 
 class Predictions(NamedTuple):
+    """Member predictions on some examples of a test set."""
+
     log_probs: Tensor
     """(n, B, C)."""
     labels: Tensor
     """(B,)."""
     positions: Tensor
-    """Of the examples in their set, (B,), rising."""
+    """Positions of the examples in the test set, (B,), increasing."""
 
     def at(self, positions: Tensor) -> "Predictions":
-        """Only those at these positions."""
+        """Only the examples at these positions."""
         if torch.equal(self.positions, positions):
             return self
-        held = torch.isin(self.positions, positions)
-        return Predictions(self.log_probs[:, held], self.labels[held], self.positions[held])
+        mask = torch.isin(self.positions, positions)
+        return Predictions(self.log_probs[:, mask], self.labels[mask], self.positions[mask])
 
 
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
 
     def __init__(self, run: TrainedRun, compute: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
-        self.run, self.compute = run, compute
+        self.run, self._config = run, compute
         self._ens = ens
-        self._setup: ResolvedCompute | None = None
+        self._compute: ResolvedCompute | None = None
 
     @property
     def ensemble(self) -> Ensemble:
-        """In eval mode, on the device."""
-        self.setup  # noqa: B018 — prepares it
+        """The ensemble in eval mode, on the device."""
+        self.compute  # noqa: B018 — prepares it
         assert self._ens is not None
         return self._ens
 
     @property
-    def setup(self) -> ResolvedCompute:
-        if self._setup is None:
+    def compute(self) -> ResolvedCompute:
+        """Device, precision and memory format, resolved for this ensemble."""
+        if self._compute is None:
             ens = self.run.load_ensemble() if self._ens is None else self._ens
-            self._setup = resolve_compute(self.compute, self.run.recipe["precision"], ens, lambda: 0.0)
-            self._ens = self._setup.prepare(ens).eval()
-        return self._setup
+            self._compute = resolve_compute(self._config, self.run.recipe["precision"], ens, lambda: 0.0)
+            self._ens = self._compute.prepare(ens).eval()
+        return self._compute
 
     @torch.no_grad()
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
-        """Of every member on examples; those that cannot be read are left out."""
-        ens, setup = self.ensemble, self.setup
+        """Predictions of every member; unreadable examples are left out."""
+        ens, compute = self.ensemble, self.compute
         parts = []
-        for positions, batch in batches_of(examples, _BATCH, torch.device(setup.device)):
+        for positions, batch in readable_batches(examples, _BATCH, torch.device(compute.device)):
             if len(batch.y):
-                with setup.computing(len(batch.y) == _BATCH):
-                    logits = ens(setup.inputs(batch.x))
+                with compute.computing(len(batch.y) == _BATCH):
+                    logits = ens(compute.inputs(batch.x))
                 parts.append(Predictions(logits.float().log_softmax(-1).cpu(), batch.y.cpu(), positions))
             tick(len(positions))
         if not parts:
@@ -93,66 +97,88 @@ class Predictor:
         return Predictions(log_probs, torch.cat(labels), torch.cat(places))
 
 
-def has_predictions(run: TrainedRun, condition: EvaluationSet) -> bool:
-    """Whether the disk has predictions of these weights on all these examples."""
-    asked = kept(run, condition.name, condition.identity, ("asked",))
-    return asked is not None and bool(torch.isin(condition.positions, asked["asked"]).all())
+def has_predictions(run: TrainedRun, test_set: EvaluationSet) -> bool:
+    """Whether valid predictions on all examples of the test set are cached."""
+    cached = read_cache(run, test_set.name, test_set.identity, ("asked",))
+    return cached is not None and bool(torch.isin(test_set.positions, cached["asked"]).all())
 
 
-def read(run: TrainedRun, condition: EvaluationSet) -> Predictions:
-    """The predictions that `predict` has kept."""
-    tensors = kept(run, condition.name, condition.identity, (*Predictions._fields, "asked"))
-    if tensors is None or not torch.isin(condition.positions, tensors["asked"]).all():
-        raise ValueError(f"{run} has no predictions on {condition.name}; evaluate it first.")
-    return Predictions(*(tensors[name] for name in Predictions._fields)).at(condition.positions)
+def load_predictions(run: TrainedRun, test_set: EvaluationSet) -> Predictions:
+    """The cached predictions."""
+    tensors = read_cache(run, test_set.name, test_set.identity, (*Predictions._fields, "asked"))
+    if tensors is None or not torch.isin(test_set.positions, tensors["asked"]).all():
+        raise ValueError(f"{run} has no predictions on {test_set.name}; evaluate it first.")
+    return Predictions(*(tensors[name] for name in Predictions._fields)).at(test_set.positions)
 
 
-def predict(predictor: Predictor, condition: EvaluationSet, tick: Tick = lambda done: None) -> Predictions:
-    """Compute what members say of a condition."""
-    found = predictor.log_probs(condition.load(condition.positions), tick)
-    return found._replace(positions=condition.positions[found.positions])
+def predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick = lambda done: None) -> Predictions:
+    """Compute predictions on a test set."""
+    found = predictor.log_probs(test_set.load(test_set.positions), tick)
+    return found._replace(positions=test_set.positions[found.positions])
 
 
-def store_predictions(run: TrainedRun, condition: EvaluationSet, found: Predictions) -> None:
-    """Write them beside the run, unless another process has written as many or more meanwhile."""
-    if not has_predictions(run, condition):
-        asked = condition.positions.clone()
-        keep(run, condition.name, condition.identity, {**found._asdict(), "asked": asked})
+def store_predictions(run: TrainedRun, test_set: EvaluationSet, predictions: Predictions) -> None:
+    """Cache predictions in the run folder, unless another process has done so meanwhile."""
+    if not has_predictions(run, test_set):
+        asked = test_set.positions.clone()
+        write_cache(run, test_set.name, test_set.identity, {**predictions._asdict(), "asked": asked})
 
 
-def keep(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) -> None:
-    """Write a file beside a run, whole or not at all."""
+def write_cache(run: TrainedRun, name: str, identity: str, tensors: dict[str, Tensor]) -> None:
+    """Write tensors to a cache file of the run, atomically."""
     folder = run.folder.predictions
     try:
         folder.mkdir(exist_ok=True)
         clear_partials(folder)
-        about = _about(run, identity) | {"sha256": _digest(tensors)}
-        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, about))
+        metadata = _metadata(run, identity) | {"sha256": _digest(tensors)}
+        write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, metadata))
     except OSError as error:
         raise OSError(
-            f"{folder} could not be written to ({error.strerror or error}); what was written before is sound. Make "
-            "room or change its permissions, then give the command again."
+            f"{folder} could not be written to ({error.strerror or error}); earlier files in it are intact. Free some "
+            "space or change its permissions, then run the same command again."
         ) from error
 
 
-def kept(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
-    """Tensors of a file beside a run; None if it is missing, damaged, of other weights, or of something else."""
+def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Tensors of a cache file; None if it is missing, damaged, or belongs to other weights or another test set."""
+    path = run.folder.predictions / f"{name}.safetensors"
     try:
-        with safetensors.safe_open(run.folder.predictions / f"{name}.safetensors", "pt") as file:
-            about = file.metadata() or {}
-            digest = about.pop("sha256", None)  # files of older versions have none
-            if about != _about(run, identity):
+        version = _file_version(path)
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            digest = metadata.pop("sha256", None)  # missing in files of older versions
+            if metadata != _metadata(run, identity):
                 return None
-            there = file.keys()
-            tensors = {each: file.get_tensor(each).clone() for each in there}  # not the file itself: it may be altered
-            if digest not in (None, _digest(tensors)):
-                return None
-            return {each: tensors[each] for each in names}
+            if digest is not None and version not in _VERIFIED:
+                if digest != _digest({each: file.get_tensor(each) for each in file.keys()}):  # noqa: SIM118
+                    return None
+                _VERIFIED.add(version)
+            return {each: file.get_tensor(each).clone() for each in names}  # a copy: the file may be replaced
     except (OSError, KeyError, safetensors.SafetensorError):
         return None
 
 
-def _about(run: TrainedRun, identity: str) -> dict[str, str]:
+def readable_batches(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
+    """Batches of all readable examples, with their positions."""
+    order = list(torch.arange(len(examples)).split(size))
+    for positions, batch in zip(order, examples.batches(order, device), strict=True):
+        if batch.unreadable:
+            one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
+            positions = positions[torch.tensor([len(one.y) > 0 for one in one_by_one])]
+        yield positions, batch
+
+
+_FileVersion = tuple[str, int, int, int]
+_VERIFIED: set[_FileVersion] = set()
+"""Files whose content matched their digest in this process."""
+
+
+def _file_version(path: Path) -> _FileVersion:
+    stat = path.stat()
+    return str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _metadata(run: TrainedRun, identity: str) -> dict[str, str]:
     return {"format": _FORMAT, "weights": run.weights, "condition": identity}
 
 
@@ -162,13 +188,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.contiguous().numpy().data)
     return sha.hexdigest()
-
-
-def batches_of(examples: Examples, size: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    """All that can be read, with its positions. Where something cannot, its batch is asked one by one."""
-    order = list(torch.arange(len(examples)).split(size))
-    for positions, batch in zip(order, examples.batches(order, device), strict=True):
-        if batch.unreadable:
-            one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
-            positions = positions[torch.tensor([len(one.y) > 0 for one in one_by_one])]
-        yield positions, batch

@@ -179,7 +179,7 @@ class DisputedExample:
     label: int
     mutual_information: float
     image: str | None
-    """PNG file beside results.json; None for inputs that are not images."""
+    """PNG file in images/ beside results.json; None for inputs that are not images."""
     predictions: dict[str, list[tuple[int, float]]]
     """By group title: each member's most probable class and its probability."""
 
@@ -189,10 +189,15 @@ class CamFigure:
     """Class activation maps of members on a few test images."""
 
     image: str
-    """PNG file beside results.json."""
+    """PNG file in images/ beside results.json."""
     groups: list[str]
+    """Titles of the groups."""
     labels: list[int]
+    """Classes of the images."""
     members_shown: int
+    """Of groups with more members, only the first ones are shown."""
+    seeds: list[int] = field(default_factory=list)
+    """Seed of the run shown of each group."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
 from featureflock.evaluation.diversity import member_diversity
-from featureflock.evaluation.grad_cam import cam_similarity, empty_share
+from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
 from featureflock.evaluation.metrics.classification import (
     Reliability,
     average,
@@ -41,7 +41,7 @@ from featureflock.evaluation.results import (
 )
 from featureflock.evaluation.views import (
     covered_views,
-    first_view_share,
+    first_view_fraction,
     view_difference_by_input,
     view_difference_on_average,
 )
@@ -57,19 +57,10 @@ class SetPredictions:
 
     Args:
         load: returns log-probabilities (n, B, C) and labels (B,).
-        hold: keep the predictions in memory after they were first used.
     """
 
-    def __init__(self, load: Callable[[], tuple[Tensor, Tensor]], hold: bool = False) -> None:
-        self._load, self._hold = load, hold
-        self._loaded: tuple[Tensor, Tensor] | None = None
-
-    def load(self) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (n, B, C) and labels (B,), together."""
-        loaded = self._load() if self._loaded is None else self._loaded
-        if self._hold:
-            self._loaded = loaded
-        return loaded
+    def __init__(self, load: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        self.load = load
 
     @property
     def log_probs(self) -> Tensor:
@@ -165,14 +156,14 @@ class RunPredictions:
         covered = covered_views(self.details.member_accuracy, by_view, classes)
         if len(only) != 2:
             return ViewResults(only, 1 / classes, covered)
-        share_nb = first_view_share(log_probs, *(part for part, _ in loaded.values()))
+        fraction_nb = first_view_fraction(log_probs, *(part for part, _ in loaded.values()))
         return ViewResults(
             only,
             1 / classes,
             covered,
-            member_share=share_nb.mean(1).tolist(),
-            difference_by_input=view_difference_by_input(share_nb),
-            difference_on_average=view_difference_on_average(share_nb),
+            member_share=fraction_nb.mean(1).tolist(),
+            difference_by_input=view_difference_by_input(fraction_nb),
+            difference_on_average=view_difference_on_average(fraction_nb),
         )
 
     @cached_property
@@ -191,7 +182,7 @@ class RunPredictions:
     def map_similarity(self) -> dict[str, MapSimilarity]:
         """By kind of test set; empty for one member."""
         return {
-            kind: MapSimilarity(cam_similarity(maps), empty_share(maps), maps.shape[1])
+            kind: MapSimilarity(cam_similarity(maps), empty_fraction(maps), maps.shape[1])
             for kind, maps in self.maps.items()
             if len(maps) > 1
         }

@@ -1,4 +1,4 @@
-"""Trained runs, as the evaluation sees them: what was trained, and which of them differ by their seed alone."""
+"""Trained runs, read from their folders and grouped into those that differ in their seed alone."""
 
 import json
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class TrainedRun:
     folder: RunFolder
     recipe: dict[str, Any]
     environment: list[dict[str, Any]]
-    """Machine, versions, command and commit, for each time that it was started."""
+    """Machine, versions, command and commit of each start of the training."""
     result: dict[str, Any]
     curves: list[dict[str, Any]]
-    """A line an epoch."""
+    """One entry per epoch."""
     weights: str
     """SHA-256 of the trained weights."""
 
@@ -37,7 +37,7 @@ class TrainedRun:
 
     @property
     def method(self) -> str:
-        """As it is called in tables."""
+        """Title of the method, as in tables."""
         name = self.recipe["method"]["class"]
         return next((method.title for method in METHODS.values() if method.__name__ == name), name)
 
@@ -52,23 +52,25 @@ class TrainedRun:
         except UnregisteredComponentError as error:
             raise ValueError(
                 f"{self} was trained on custom data ({self.recipe['data']['class']}), which its folder does not "
-                "contain; call featureflock.evaluation.evaluate from Python with data=… instead."
+                "contain; call featureflock.evaluation.evaluate_runs from Python with data=… instead."
             ) from error
 
 
-_OWN = ("method", "members")
-"""What a method is compared by, and how large it is."""
+_METHOD_FIELDS = ("method", "members")
+"""Recipe fields that belong to the method itself."""
+_FREE_FIELDS = ("seed", "data.folder", "data.workers")
+"""Recipe fields in which runs of one group may differ."""
 
 
 class RunGroup(NamedTuple):
-    """Runs that differ by their seed alone: one row of a table."""
+    """Runs that differ in their seed alone: one row of a table."""
 
     title: str
     runs: list[TrainedRun]
 
 
 def read_run(folder: Path | str) -> TrainedRun:
-    """A finished run; what is wrong with a folder that holds none is said in one sentence."""
+    """Read a finished run; anything else is refused with a clear message."""
     run = RunFolder(Path(folder))
     if not run.path.is_dir():
         what = "is a file" if run.path.exists() else "does not exist"
@@ -76,63 +78,65 @@ def read_run(folder: Path | str) -> TrainedRun:
     if not (run.path / "recipe.json").is_file():
         raise ValueError(f"{run} holds no run: it has no recipe.json. Give the folder that `featureflock train` made.")
     if not (run.path / "result.json").is_file():
-        raise ValueError(f"{run} is not finished; go on with it by the command that began it, with --resume.")
+        raise ValueError(f"{run} is not finished; resume it by the command that started it, with --resume.")
     index = run.ensemble / "ensemble.json"
     try:
         weights = json.loads(index.read_bytes())["weights"]["sha256"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
     recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))
-    sound = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
-    for name, right in (("recipe", sound), ("environment", isinstance(environment, list)), ("result", bool(result))):
-        if not right:
+    complete = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
+    for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", bool(result))):
+        if not valid:
             raise ValueError(f"{run.path / name}.json is not what `featureflock train` writes; was it altered?")
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
-def settings(runs: Sequence[TrainedRun]) -> list[RunGroup]:
-    """The runs by what they have in common, in the order in which they were given.
+def group_runs(runs: Sequence[TrainedRun]) -> list[RunGroup]:
+    """Group runs that differ in their seed alone, in the order in which they were given.
 
-    The title is the method's. Where several settings have the same method, what they differ in is added to it.
+    The title of a group is its method. Groups of the same method get the fields in which they differ as well.
     """
-    together: dict[str, list[TrainedRun]] = {}
+    by_recipe: dict[str, list[TrainedRun]] = {}
     for run in runs:
-        group = together.setdefault(json.dumps(_facts(run), sort_keys=True), [])
+        group = by_recipe.setdefault(json.dumps(_fields(run), sort_keys=True), [])
         twin = next((other for other in group if other.seed == run.seed), None)
         if twin is not None:
-            raise ValueError(f"{twin} and {run} are of the same recipe and seed; give only one of them.")
+            raise ValueError(f"{twin} and {run} have the same recipe and seed; give only one of them.")
         group.append(run)
-    groups = list(together.values())
+    groups = list(by_recipe.values())
     return [RunGroup(_title(group[0], [other[0] for other in groups]), group) for group in groups]
 
 
-def differing(run: TrainedRun, other: TrainedRun) -> list[str]:
-    """What two recipes differ in beside the method, the number of members and the seed."""
-    ours, theirs = ({k: v for k, v in _facts(r).items() if k.split(".")[0] not in _OWN} for r in (run, other))
+def differing_fields(run: TrainedRun, other: TrainedRun) -> list[str]:
+    """Recipe fields in which two runs differ, besides the method, the number of members and the seed."""
+    ours, theirs = (
+        {k: v for k, v in _fields(r).items() if k.split(".")[0] not in _METHOD_FIELDS} for r in (run, other)
+    )
     return [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
 
 
+def flatten(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """A recipe as pairs: [("method", "FeatureWGD"), ("method.prior.precision", 0.001), …]."""
+    if not isinstance(value, dict):
+        return [(name, value)]
+    return [
+        pair
+        for key, part in value.items()
+        for pair in flatten(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
+    ]
+
+
 def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
-    alike = [_facts(other) for other in others if other.method == run.method]
-    own = _facts(run)
-    differing = [key for key in own if any(facts.get(key) != own[key] for facts in alike)]
+    same_method = [_fields(other) for other in others if other.method == run.method]
+    own = _fields(run)
+    differing = [key for key in own if any(fields.get(key) != own[key] for fields in same_method)]
     if not differing:
         return run.method
     words = [f"{key.removeprefix('method.').replace('.', ' ').replace('_', ' ')} {own[key]}" for key in differing]
     return f"{run.method} ({', '.join(words)})"
 
 
-def _facts(run: TrainedRun) -> dict[str, Any]:
-    """The recipe without its seed, flat: {"method.prior.precision": 0.001, …}."""
-    return {key: value for key, value in flat(run.recipe) if key not in ("seed", "data.folder", "data.workers")}
-
-
-def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """A recipe in lines: a part by its class, and its fields behind dots."""
-    if not isinstance(value, dict):
-        return [(name, value)]
-    return [
-        pair
-        for key, part in value.items()
-        for pair in flat(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
-    ]
+def _fields(run: TrainedRun) -> dict[str, Any]:
+    """The flat recipe, without the fields in which runs of one group may differ."""
+    return {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}

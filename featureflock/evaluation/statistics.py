@@ -76,7 +76,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 def paired_differences(
     ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
-) -> dict[str, dict[str, float | int | None]]:
+) -> dict[str, PairedDifference]:
     """The paired difference of every metric that all runs have; both arguments by seed, then by metric."""
     summaries = [*ours.values(), *theirs.values()]
     keys = [key for key in summaries[0] if all(key in summary for summary in summaries)]
@@ -84,4 +84,4 @@ def paired_differences(
         key: paired_difference({s: v[key] for s, v in ours.items()}, {s: v[key] for s, v in theirs.items()})
         for key in keys
     }
-    return {key: difference._asdict() for key, difference in found.items() if difference is not None}
+    return {key: difference for key, difference in found.items() if difference is not None}

@@ -1,5 +1,4 @@
-"""What an ensemble is tested on: the clean test set, single views of it, its 15 corruptions × 5 severities, and
-unfamiliar inputs."""
+"""Test sets of an evaluation: clean, single views, 15 corruptions × 5 severities, and out-of-distribution inputs."""
 
 import contextlib
 import json
@@ -7,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,23 +22,23 @@ from featureflock.corruptions import (
 )
 from featureflock.corruptions.files import CorruptedSet, read_manifest
 from featureflock.corruptions.generate import ALGORITHM
-from featureflock.data import Examples, Splits, StreamedExamples, TensorExamples, View, only_view
+from featureflock.data import DataSet, Examples, Splits, StreamedExamples, TensorExamples, View, only_view
 from featureflock.data.examples import stratified_split
 from featureflock.data.image_files import ImageFiles, read_classes
 from featureflock.data.sources.cache import cache_folder, load, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
-from featureflock.evaluation.images import altered, are_pictures
-from featureflock.evaluation.ood_sets import Files, Noise, OODImages, Stored
+from featureflock.evaluation.images import are_images, transformed
+from featureflock.evaluation.ood_sets import ArrayImages, FolderImages, NoiseImages, OODImages
 
-CLEAN, VALIDATION = "clean", "validation"
-_SEED = 0
-"""Of the choice of examples, and of corruptions that are made here."""
-_CHOICE = 3
-"""Which random numbers are for what, as in data/datasets.py."""
+Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
+Log = Callable[[str], None]
+
 NOISE = "noise"
-_UNFAMILIAR = "unfamiliar-"
-_ONLY = "only-"
-_MOST_UNFAMILIAR = 10_000
+_SEED = 0
+"""Seed of the choice of examples, and of corruptions generated during the evaluation."""
+_CHOICE = 3
+"""Random stream of the choice of examples, as in data/sets/sets.py."""
+_MAX_OOD = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,23 @@ class EvaluationProtocol:
     """What to test on."""
 
     examples: int | None = None
-    """So many examples of each test set only, as many of each class; by default all."""
+    """Number of test examples, equally many of each class; by default all."""
     corruptions: tuple[str, ...] = CORRUPTIONS
-    """Only these corruptions of the test set. The flag without a name: none."""
+    """Corruptions of the test set. Give the flag without a value for none."""
     severities: tuple[int, ...] = SEVERITIES
-    """Only these severities, of 1 to 5."""
+    """Severities of the corruptions, 1 to 5."""
     corrupted_examples: int | None = None
-    """So many examples of each corrupted test set only; by default as many as of the clean one."""
+    """Number of examples of each corrupted test set; by default as many as of the clean one."""
     corrupted: Path | None = None
-    """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default what
-    `featureflock data corrupt` keeps in the cache, and else corruptions made on the way."""
-    unfamiliar: tuple[str, ...] | None = None
-    """Other inputs to tell from familiar ones: noise, the name of a data set, or a folder of pictures; up to 10,000 of
-    each. By default noise and the data sets that are in the cache. The flag without a name: none."""
+    """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default the files
+    that `featureflock data corrupt` stored in the cache; without them, corruptions are generated during the
+    evaluation."""
+    ood: tuple[str, ...] | None = None
+    """Out-of-distribution sets: noise, the name of a data set, or a folder of images; up to 10,000 inputs of each. By
+    default noise and the data sets in the cache. Give the flag without a value for none."""
     maps: int = 500
-    """Pictures whose class activation maps are compared, of the clean test set and of all corrupted ones together; 0
-    for none."""
+    """Number of images whose class activation maps are compared, of the clean test set and of all corrupted ones
+    together; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
@@ -77,8 +78,8 @@ class EvaluationProtocol:
             raise ValueError(f"maps must be at least 0; got {self.maps}.")
 
     @property
-    def of_corrupted(self) -> int | None:
-        """How many examples of each corrupted test set; None for all."""
+    def examples_per_corruption(self) -> int | None:
+        """Number of examples of each corrupted test set; None for all."""
         return self.examples if self.corrupted_examples is None else self.corrupted_examples
 
 
@@ -86,157 +87,169 @@ class EvaluationProtocol:
 class EvaluationSet:
     """One test set."""
 
-    name: str
-    """As its file of predictions is called: clean, fog-3, unfamiliar-mnist, only-left."""
+    kind: Kind
+    label: str
+    """Name among its kind: clean, validation, the view that is left, fog-3, or the OOD set."""
     identity: str
-    """What tells whether two conditions of one name are the same."""
+    """Changes whenever inputs or labels change; cached predictions are valid for one identity."""
     positions: Tensor
-    """Which examples of the set are used."""
+    """Positions of the examples to use."""
     load: Callable[[Tensor], Examples]
-    """The examples at these positions."""
+    """The examples at some positions."""
     source: str = ""
-    """Where it comes from, in words, if that is worth a note."""
+    """Where it comes from, if that is worth a note."""
 
     @property
-    def is_unfamiliar(self) -> bool:
-        return self.name.startswith(_UNFAMILIAR)
+    def name(self) -> str:
+        """Name of its file of predictions: clean, only-left, fog-3, ood-noise."""
+        return {"view": "only-", "ood": "ood-"}.get(self.kind, "") + self.label
 
-    @property
-    def is_corrupted(self) -> bool:
-        return self.name not in (CLEAN, VALIDATION) and not self.is_unfamiliar and self.view is None
 
-    @property
-    def view(self) -> str | None:
-        """The only view that is left, where that is what it is about."""
-        return self.name.removeprefix(_ONLY) if self.name.startswith(_ONLY) else None
+def all_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: Log) -> list[EvaluationSet]:
+    """Everything that the protocol asks for, the clean test set first."""
+    return [
+        clean(splits, protocol),
+        *single_views(splits, protocol),
+        *corrupted(splits, data, protocol, log),
+        *out_of_distribution(splits, data, protocol),
+    ]
 
 
 def clean(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -> EvaluationSet:
-    return EvaluationSet(CLEAN, splits.test.identity(), _chosen(splits.test, protocol.examples), splits.test.select)
+    """The test set itself."""
+    test = splits.test
+    return EvaluationSet("clean", "clean", test.identity(), _choose(test, protocol.examples), test.select)
 
 
 def validation(splits: Splits) -> EvaluationSet | None:
-    """The examples that were held out of training, if any were."""
-    held_out = splits.validation
-    if held_out is None:
+    """The examples held out of training; None if there are none."""
+    examples = splits.validation
+    if examples is None:
         return None
-    return EvaluationSet(VALIDATION, held_out.identity(), torch.arange(len(held_out)), held_out.select)
+    positions = torch.arange(len(examples))
+    return EvaluationSet("validation", "validation", examples.identity(), positions, examples.select)
 
 
 def single_views(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -> Iterator[EvaluationSet]:
-    """The clean test set with everything blank but one view, for each of the views that the data have."""
+    """For each view of the data, the clean test set with everything else blank."""
     test = splits.test
     if not splits.views:
         return
     if not isinstance(test, TensorExamples) or len(test.shape) != 3:
-        raise ValueError("Views are parts of pictures (C, H, W) in memory; these data say that they have some.")
+        raise ValueError("Views must be parts of images (C, H, W) held in memory.")
     for view in splits.views:
-        identity = f"{test.identity()} {view}"
-        yield EvaluationSet(
-            f"{_ONLY}{view.name}", identity, _chosen(test, protocol.examples), partial(_only, test, view)
-        )
+        positions, load = _choose(test, protocol.examples), partial(_only_view, test, view)
+        yield EvaluationSet("view", view.name, f"{test.identity()} {view}", positions, load)
 
 
-def corrupted(
-    splits: Splits, name: str, protocol: EvaluationProtocol, say: Callable[[str], None]
-) -> Iterator[EvaluationSet]:
-    """The corrupted test sets; `name` is that of the data set's class. Says what they are made from."""
+def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: Log) -> Iterator[EvaluationSet]:
+    """The corrupted test sets: from the folder given, from the cache, or generated when they are loaded."""
     test, names = splits.test, dict.fromkeys(map(check_corruption, protocol.corruptions))
     wanted = [(corruption, severity) for corruption in names for severity in sorted(set(protocol.severities))]
     if not wanted:
         return
     if isinstance(test, StreamedExamples):
-        yield from _imagenet_c(splits, protocol, wanted, say)
+        yield from _imagenet_c(splits, protocol, wanted, log)
         return
-    if not isinstance(test, TensorExamples) or not are_pictures(test):
-        say("Without corruptions: they are for pictures in bytes.")
+    if not isinstance(test, TensorExamples) or not are_images(test):
+        log("No corruptions: they need images stored as bytes.")
         return
-    positions, digest = _chosen(test, protocol.of_corrupted), test.identity()
+    positions, digest = _choose(test, protocol.examples_per_corruption), test.identity()
+    published = getattr(data, "published", None)
     if protocol.corrupted is None:
-        held = [one for one in _cached(name) if torch.equal(one.labels, test.labels)]
+        stored = [one for one in _cached_sets(published) if torch.equal(one.labels, test.labels)] if published else []
     else:
-        held = [open_set(protocol.corrupted)]
-        if not torch.equal(held[0].labels, test.labels):
-            path = protocol.corrupted / "labels.npy"
-            raise ValueError(f"{path} has not the labels of the test set; is it of another set?")
-    made: list[str] = []
+        stored = [open_set(protocol.corrupted)]
+        if not torch.equal(stored[0].labels, test.labels):
+            raise ValueError(f"{protocol.corrupted / 'labels.npy'} does not match the labels of the test set.")
+    generated: list[str] = []
     for corruption, severity in wanted:
         label = f"{corruption}-{severity}"
-        there = next((h for h in held if corruption in h.corruptions and severity in h.severities), None)
-        if there is not None:
-            identity = f"{digest} {_identity(there, corruption, severity)}"
-            source = f"Corrupted pictures: {there.source}."
-            yield EvaluationSet(label, identity, positions, partial(_read, there, corruption, severity, test), source)
+        source = next((s for s in stored if corruption in s.corruptions and severity in s.severities), None)
+        if source is not None:
+            identity = f"{digest} {_stored_identity(source, corruption, severity)}"
+            note = f"Corrupted images: {source.source}."
+            load_images = partial(_load_stored, source, corruption, severity, test)
         else:
-            made.append(corruption)
+            generated.append(corruption)
             origin = frost_source() if corruption == "frost" else ""
-            identity = f"{digest} {_recipe(corruption, severity, _SEED, ALGORITHM, origin)}"
-            source = f"Frost is made from {origin}." if origin else f"Corrupted pictures: made with seed {_SEED}."
-            yield EvaluationSet(label, identity, positions, partial(_made, test, corruption, severity), source)
-    for one in held:
-        say(f"Corrupted test sets: {one.source}, in {one.folder}.")
-    if made:
-        which = "all" if len(set(made)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(made))
-        frost = f"; frost is made from {frost_source()}" if "frost" in made else ""
-        say(f"Corruptions made on the way (seed {_SEED}): {which}{frost}.")
-        if _published_name(name) in PUBLISHED_SETS and test.shape[0] == 3:
-            say(f"To make them once for all runs: featureflock data corrupt {_published_name(name)}")
+            identity = f"{digest} {_identity(corruption, severity, _SEED, ALGORITHM, origin)}"
+            note = f"Frost is generated from {origin}." if origin else f"Corrupted images: generated with seed {_SEED}."
+            load_images = partial(_generate, test, corruption, severity)
+        yield EvaluationSet("corrupted", label, identity, positions, load_images, note)
+    for one in stored:
+        log(f"Corrupted test sets: {one.source}, in {one.folder}.")
+    if generated:
+        which = "all" if len(set(generated)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(generated))
+        frost = f"; frost is generated from {frost_source()}" if "frost" in generated else ""
+        log(f"Corruptions generated during the evaluation (seed {_SEED}): {which}{frost}.")
+        if published and test.shape[0] == 3:
+            log(f"To generate them once for all runs: featureflock data corrupt {published}")
 
 
-def unfamiliar(splits: Splits, name: str, protocol: EvaluationProtocol) -> Iterator[EvaluationSet]:
-    """Inputs that are of no class; `name` is that of the data set's class."""
+def out_of_distribution(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -> Iterator[EvaluationSet]:
+    """The OOD sets. The data set of the runs, or the one that it wraps, is never among the default ones."""
     test = splits.test
-    if not isinstance(test, TensorExamples | StreamedExamples) or not are_pictures(test):
-        if protocol.unfamiliar:
-            raise ValueError("Unfamiliar inputs are for data of pictures; leave --unfamiliar out.")
+    if not isinstance(test, TensorExamples | StreamedExamples) or not are_images(test):
+        if protocol.ood:
+            raise ValueError("Out-of-distribution sets need image data; leave --ood out.")
         return
-    count = min(len(test) if protocol.examples is None else protocol.examples, _MOST_UNFAMILIAR)
-    if protocol.unfamiliar is not None:
-        chosen = list(dict.fromkeys(protocol.unfamiliar))
+    count = min(len(test) if protocol.examples is None else protocol.examples, _MAX_OOD)
+    if protocol.ood is not None:
+        chosen = list(dict.fromkeys(protocol.ood))
     else:
-        chosen = [NOISE, *(each for each in PUBLISHED_SETS if _is_cached(each) and each != _published_name(name))]
+        own = published_sets(data)
+        chosen = [NOISE, *(name for name in PUBLISHED_SETS if name not in own and _is_cached(name))]
     seen: set[str] = set()
-    for each in chosen:
-        known, reader = _unfamiliar_reader(each, test, count)
-        if known in seen:
-            raise ValueError(f"Two sets of unfamiliar inputs are called {known}; give one of the folders another name.")
-        seen.add(known)
+    for name in chosen:
+        label, reader = _ood_reader(name, test, count)
+        if label in seen:
+            raise ValueError(f"Two OOD sets are called {label}; rename one of the folders.")
+        seen.add(label)
         inputs = StreamedExamples(
             reader, torch.zeros(reader.count, dtype=torch.int64), normalisation=test.normalisation
         )
         positions = stratified_split(inputs, min(count, len(inputs)), _SEED, _CHOICE)[0]
-        yield EvaluationSet(f"{_UNFAMILIAR}{known}", inputs.identity(), positions, inputs.select)
+        yield EvaluationSet("ood", label, inputs.identity(), positions, inputs.select)
 
 
-def _unfamiliar_reader(name: str, test: TensorExamples | StreamedExamples, count: int) -> tuple[str, OODImages]:
-    """What a set of unfamiliar inputs is called, and what reads it."""
+def published_sets(data: DataSet) -> list[str]:
+    """The published data set that `data` is or wraps: ["cifar10"] for CIFAR10() and for HeldOut(CIFAR10())."""
+    name = getattr(data, "published", None)
+    names = [] if name is None else [str(name)]
+    parts = vars(data).values()
+    return names + [each for part in parts if isinstance(part, DataSet) for each in published_sets(part)]
+
+
+def _ood_reader(name: str, test: TensorExamples | StreamedExamples, count: int) -> tuple[str, OODImages]:
+    """The label and the reader of an OOD set."""
     folder = Path(name).expanduser()
     if name == NOISE:
-        return name, OODImages.like(test, Noise((*test.shape[1:], 3)), count, f"noise {test.shape}")
+        return name, OODImages.like(test, NoiseImages((*test.shape[1:], 3)), count, f"noise {test.shape}")
     if name in PUBLISHED_SETS:
         arrays = load(name)
-        return name, OODImages.like(test, Stored(arrays.test_x), len(arrays.test_x), arrays.digest)
+        return name, OODImages.like(test, ArrayImages(arrays.test_x), len(arrays.test_x), arrays.digest)
     if folder.is_dir():
         files = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0).reader
         assert isinstance(files, ImageFiles)
-        return folder.resolve().name, OODImages.like(test, Files(files), len(files.paths), files.identity())
+        return folder.resolve().name, OODImages.like(test, FolderImages(files), len(files.paths), files.identity())
     raise ValueError(f"No OOD set {name!r}: give {NOISE}, one of {', '.join(PUBLISHED_SETS)}, or a folder.")
 
 
-def _chosen(examples: Examples, count: int | None) -> Tensor:
+def _choose(examples: Examples, count: int | None) -> Tensor:
     if count is None:
         return torch.arange(len(examples))
     if count > len(examples):
-        raise ValueError(f"examples must be at most {len(examples)}, as many as there are; got {count}.")
+        raise ValueError(f"examples must be at most {len(examples)}, the size of the test set; got {count}.")
     return stratified_split(examples, count, _SEED, _CHOICE)[0]
 
 
 def _imagenet_c(
-    splits: Splits, protocol: EvaluationProtocol, wanted: list[tuple[str, int]], say: Callable[[str], None]
+    splits: Splits, protocol: EvaluationProtocol, wanted: list[tuple[str, int]], log: Log
 ) -> Iterator[EvaluationSet]:
     test = splits.test
     if protocol.corrupted is None:
-        say("Without corruptions: for pictures in files give the folder of ImageNet-C, --corrupted FOLDER.")
+        log("No corruptions: for images in files, give the folder of ImageNet-C by --corrupted FOLDER.")
         return
     assert isinstance(test, StreamedExamples)
     for corruption, severity in wanted:
@@ -250,38 +263,38 @@ def _imagenet_c(
         )
         examples.normalisation = test.normalisation
         identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
-        source = "Corrupted pictures: files in the tree of ImageNet-C."
-        yield EvaluationSet(
-            f"{corruption}-{severity}", identity, _chosen(examples, protocol.of_corrupted), examples.select, source
-        )
-    say(f"Corrupted test sets: the tree in {protocol.corrupted}.")
+        positions, note = _choose(examples, protocol.examples_per_corruption), "Corrupted images: files of ImageNet-C."
+        yield EvaluationSet("corrupted", f"{corruption}-{severity}", identity, positions, examples.select, note)
+    log(f"Corrupted test sets: ImageNet-C in {protocol.corrupted}.")
 
 
-def _only(test: TensorExamples, view: View, positions: Tensor) -> TensorExamples:
+def _only_view(test: TensorExamples, view: View, positions: Tensor) -> TensorExamples:
     return only_view(test.select(positions), view)
 
 
-def _made(test: TensorExamples, corruption: str, severity: int, positions: Tensor) -> TensorExamples:
+def _generate(test: TensorExamples, corruption: str, severity: int, positions: Tensor) -> TensorExamples:
     indices = test.indices[positions].numpy()
-    return altered(
-        test.select(positions), lambda pictures: corrupt(pictures, corruption, severity, seed=_SEED, indices=indices)
+    return transformed(
+        test.select(positions), lambda images: corrupt(images, corruption, severity, seed=_SEED, indices=indices)
     )
 
 
-def _read(
-    held: CorruptedSet, corruption: str, severity: int, test: TensorExamples, positions: Tensor
+def _load_stored(
+    stored: CorruptedSet, corruption: str, severity: int, test: TensorExamples, positions: Tensor
 ) -> TensorExamples:
-    x = torch.from_numpy(held.images(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
+    x = torch.from_numpy(stored.images(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
     if x.shape[1:] != test.x.shape[1:]:
-        raise ValueError(f"{held.folder} holds pictures of shape {tuple(x.shape[1:])}, not {tuple(test.x.shape[1:])}.")
+        raise ValueError(
+            f"{stored.folder} holds images of shape {tuple(x.shape[1:])}; the test set has {tuple(test.x.shape[1:])}."
+        )
     return TensorExamples(x, test.labels[positions], normalisation=test.normalisation)
 
 
-def _cached(name: str) -> Iterator[CorruptedSet]:
-    """Corrupted sets in the cache: the published one, if it was copied there, goes first."""
+def _cached_sets(name: str) -> Iterator[CorruptedSet]:
+    """Corrupted sets in the cache, the published files before generated ones."""
     for ending in ("-c-published", "-c"):
         with contextlib.suppress(FileNotFoundError):
-            yield open_set(cache_folder() / f"{_published_name(name)}{ending}")
+            yield open_set(cache_folder() / f"{name}{ending}")
 
 
 def _is_cached(name: str) -> bool:
@@ -291,20 +304,15 @@ def _is_cached(name: str) -> bool:
         return False
 
 
-def _published_name(name: str) -> str:
-    """CIFAR10 → cifar10."""
-    return {"FashionMNIST": "fashion-mnist"}.get(name, name.lower())
-
-
-def _identity(held: CorruptedSet, corruption: str, severity: int) -> str:
-    """The same for a set that was made beforehand and for one that would be made now."""
-    manifest = read_manifest(held.folder)
+def _stored_identity(stored: CorruptedSet, corruption: str, severity: int) -> str:
+    """Equal for a generated set in the cache and for the same set generated during the evaluation."""
+    manifest = read_manifest(stored.folder)
     if manifest is not None and "algorithm" in manifest:
         origin = manifest["files"][f"{corruption}.npy"]["from"]
-        return _recipe(corruption, severity, manifest["seed"], manifest["algorithm"], origin)
-    stat = (held.folder / f"{corruption}.npy").stat()
+        return _identity(corruption, severity, manifest["seed"], manifest["algorithm"], origin)
+    stat = (stored.folder / f"{corruption}.npy").stat()
     return json.dumps([corruption, severity, stat.st_size, stat.st_mtime_ns])
 
 
-def _recipe(corruption: str, severity: int, seed: int, algorithm: int, origin: str) -> str:
+def _identity(corruption: str, severity: int, seed: int, algorithm: int, origin: str) -> str:
     return json.dumps([corruption, severity, seed, algorithm, origin])

@@ -1,15 +1,15 @@
-"""What an evaluation says, for readers: a page, tables for a paper and for a terminal, and all numbers as JSON."""
+"""Reports of evaluation results: tables as Markdown, LaTeX and for a terminal, figures, and one HTML page."""
 
-from featureflock.report.formats import markdown, terminal_table, terminal_tables, terminal_wide
+from featureflock.report.formats import markdown, terminal_table, terminal_tables
 from featureflock.report.paper_comparison import beside_paper
-from featureflock.report.write import write_report, write_tables
+from featureflock.report.write import read_report, write_report, write_tables
 
 __all__ = [
     "beside_paper",
     "markdown",
+    "read_report",
     "terminal_table",
     "terminal_tables",
-    "terminal_wide",
     "write_report",
     "write_tables",
 ]

@@ -1,133 +1,132 @@
-"""What the numbers say, in a few plain sentences, and no more than they do."""
+"""The results in words: the best values, and which differences vs Deep Ensembles are significant."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from featureflock.report.tables import CLEAN, CORRUPTED, Column, comparison, in_words, verdict
+from featureflock.evaluation.metrics.registry import Metric
+from featureflock.evaluation.results import EvaluationResults, GroupResult
+from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
+from featureflock.report.tables import MAIN, TableCell, comparison, in_words, metrics_in, shared_seeds, significance
 
-_TILES = {
-    "accuracy": "Accuracy",
-    "nll": "NLL",
-    "corrupted_accuracy": "Accuracy, corrupted (cA)",
-    "corrupted_nll": "NLL, corrupted (cNLL)",
-}
+_TILES = ("accuracy", "nll", "corrupted_accuracy", "corrupted_nll")
 _MANY = 10
-"""From so many intervals on, it is said that some exclude 0 by chance."""
+"""From this number of confidence intervals on, the page warns of false positives."""
 
 
 class Tile(NamedTuple):
-    """A number to see first."""
+    """A headline number."""
 
     title: str
+    meaning: str
     value: str
     spread: str
-    who: str
+    methods: str
 
 
-class Sentence(NamedTuple):
+class Finding(NamedTuple):
+    """A sentence of the summary."""
+
     lead: str
-    """What it is about; may be empty."""
+    """Set in bold before the text; may be empty."""
     text: str
 
 
-def tiles(results: dict[str, Any]) -> list[Tile]:
-    """The best of a few metrics, and whose it is."""
-    table = comparison(results)
+def tiles(results: EvaluationResults) -> list[Tile]:
+    """The best value of a few metrics, and the methods that reach it."""
     found = []
-    for place, head in enumerate(table.heads):
-        column = next((c for c in (*CLEAN, *CORRUPTED) if c.title == head.title), None)
-        if column is None or column.key not in _TILES:
-            continue
-        best = [row for row in table.rows if row[place].best] or list(table.rows[:1])
-        cell = best[0][place]
-        who = in_words(row[0].text for row in best) if len(best) <= 2 else f"{len(best)} settings alike"
-        found.append(Tile(_TILES[column.key], cell.text + ("\u202f%" if column.percent else ""), cell.spread, who))
+    for metric, column in _columns(results):
+        if metric.key in _TILES:
+            best = [cells for cells in column if cells[1].best] or column[:1]
+            methods = in_words(name.text for name, _ in best) if len(best) <= 2 else f"{len(best)} methods"
+            cell = best[0][1]
+            title = f"{_name(metric)} (corrupted test sets)" if metric.group == "corrupted" else metric.title
+            value = cell.text + "\u202f%" * metric.percent
+            found.append(Tile(title.removesuffix(", %"), metric.meaning, value, cell.spread, methods))
     return found
 
 
-def sentences(results: dict[str, Any]) -> list[Sentence]:
-    """Which setting is best on what, and whether differences from Deep Ensembles go beyond noise."""
-    settings = results["settings"]
-    said = [Sentence("", _best(results) if len(settings) > 1 else _alone(settings[0]))]
-    compared = [s for s in settings if s.get("differences")]
-    paired = [s for s in compared if _count(s) > 1]
-    said += _against_all(paired)
-    if all(len(s["seeds"]) == 1 for s in settings):
-        order = "another seed may order them otherwise" if len(settings) > 1 else "another seed may differ"
-        said.append(Sentence("One seed:", f"it says nothing about noise; {order}."))
-    elif any(s not in paired for s in compared):
-        names = in_words(s["title"] for s in compared if s not in paired)
-        said.append(Sentence(f"{names}:", f"one seed shared with {compared[0]['against']} says nothing about noise."))
-    if len(settings) > 1 and not compared:
-        said.append(Sentence("", "There are no Deep Ensembles of the same seeds among the runs to compare with."))
-    intervals = sum(c.key in s["differences"] for s in paired for c in (*CLEAN, *CORRUPTED))
+def findings(results: EvaluationResults) -> list[Finding]:
+    """Which method is best on which metric, and which differences vs Deep Ensembles are significant."""
+    groups, metrics = results.groups, metrics_in(results, *MAIN)
+    compared = [g for g in groups if g.differences]
+    paired = [g for g in compared if shared_seeds(g) >= SEEDS_FOR_SIGNIFICANCE]
+    found = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0]))]
+    found += _versus_baseline(paired, metrics)
+    if all(len(g.seeds) == 1 for g in groups):
+        found.append(Finding("One seed:", "another seed may give another order." if len(groups) > 1 else _ONE_RUN))
+    elif few := [g for g in compared if g not in paired]:
+        baselines = in_words(dict.fromkeys(g.baseline or "" for g in few))
+        text = f"fewer than {SEEDS_FOR_SIGNIFICANCE} seeds shared with {baselines}, too few to test for significance."
+        found.append(Finding(f"{in_words(g.title for g in few)}:", text))
+    if len(groups) > 1 and not compared:
+        found.append(Finding("", "No run of Deep Ensembles shares a seed with another method, so none are compared."))
+    intervals = sum(metric.key in g.differences for g in paired for metric in metrics)
     if intervals >= _MANY:
-        chance = "about one in twenty excludes 0 by chance alone where there is no difference"
-        said.append(Sentence("", f"There are {intervals} such intervals at 95 %, of which {chance}."))
-    return said
+        text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 by chance alone."
+        found.append(Finding("", text))
+    return found
 
 
-def _best(results: dict[str, Any]) -> str:
+_ONE_RUN = "another seed may give other values."
+
+
+def _columns(results: EvaluationResults) -> list[tuple[Metric, list[tuple[TableCell, TableCell]]]]:
+    """Each metric of the comparison with its (method, value) cells."""
     table = comparison(results)
-    columns = {c.title: c for c in (*CLEAN, *CORRUPTED)}
-    by_winner: dict[tuple[str, ...], list[str]] = {}
-    for place, head in enumerate(table.heads):
-        winners = tuple(row[0].text for row in table.rows if row[place].best)
-        if head.title in columns and winners:
-            by_winner.setdefault(winners, []).append(_name(columns[head.title]))
+    places = {header.title: k for k, header in enumerate(table.headers)}
+    return [(m, [(row[0], row[places[m.title]]) for row in table.rows]) for m in metrics_in(results, *MAIN)]
+
+
+def _best(results: EvaluationResults) -> str:
+    by_winners: dict[tuple[str, ...], list[str]] = {}
+    for metric, column in _columns(results):
+        if winners := tuple(name.text for name, cell in column if cell.best):
+            by_winners.setdefault(winners, []).append(_name(metric))
     parts = []
-    for names, metrics in by_winner.items():
-        who = in_words(names) if len(names) <= 3 else f"{len(names)} of {len(table.rows)} settings"
+    for names, metrics in by_winners.items():
+        who = in_words(names) if len(names) <= 3 else f"{len(names)} of {len(results.groups)} methods"
         parts.append(f"{who} {'is' if len(names) == 1 else 'are equally'} best on {in_words(metrics)}")
-    return f"By the means over seeds, {'; '.join(parts)}." if _seeds(results) > 1 else f"{'; '.join(parts)}."
+    means = "By the means over seeds, " if max(len(g.seeds) for g in results.groups) > 1 else ""
+    return f"{means}{'; '.join(parts)}."
 
 
-def _against_all(paired: list[dict[str, Any]]) -> list[Sentence]:
-    """Of settings with at least two shared seeds; what is the same of several is said once."""
-    by_text: dict[tuple[int, str], list[str]] = {}
-    for s in paired:
-        by_text.setdefault((_count(s), _against(s)), []).append(s["title"])
+def _versus_baseline(paired: Sequence[GroupResult], metrics: Sequence[Metric]) -> list[Finding]:
+    """One sentence per outcome; methods with the same outcome share it."""
+    titles: dict[tuple[str, int, str], list[str]] = {}
+    for g in paired:
+        titles.setdefault((g.baseline or "", shared_seeds(g), _outcome(g, metrics)), []).append(g.title)
     return [
-        Sentence(f"{in_words(titles)} against {paired[0]['against']}, over {count} shared seeds:", text)
-        for (count, text), titles in by_text.items()
+        Finding(f"{in_words(names)} vs {baseline}, over {seeds} shared seeds:", outcome)
+        for (baseline, seeds, outcome), names in titles.items()
     ]
 
 
-def _against(setting: dict[str, Any]) -> str:
-    sides: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
-    for column in (*CLEAN, *CORRUPTED):
-        found = setting["differences"].get(column.key)
-        if found is not None:
-            side = verdict(column, found)
-            unit = " points" if column.percent else ""
-            amount = f" ({column.text(found['mean'], sign=True)}{unit})" if side != "unclear" else ""
-            sides[side].append(f"{_name(column)}{amount}")
-    parts = [f"{side} beyond noise on {in_words(sides[side])}" for side in ("better", "worse") if sides[side]]
+def _outcome(group: GroupResult, metrics: Sequence[Metric]) -> str:
+    names: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    for metric in metrics:
+        difference = group.differences.get(metric.key)
+        if difference is not None and metric.better:
+            outcome, unit = significance(metric, difference), " points" * metric.percent
+            amount = f" ({metric.text(difference.mean, sign=True)}{unit})" if outcome else ""
+            names[outcome].append(f"{_name(metric)}{amount}")
+    parts = [f"significantly {side} on {in_words(names[side])}" for side in ("better", "worse") if names[side]]
     if not parts:
-        return "no difference beyond noise on any metric."
-    if sides["unclear"]:
-        parts.append(f"no difference beyond noise on {in_words(sides['unclear'])}")
+        return "no significant difference on any metric."
+    if names[""]:
+        parts.append(f"no significant difference on {in_words(names[''])}")
     return f"{'; '.join(parts)}."
 
 
-def _alone(setting: dict[str, Any]) -> str:
-    metrics = setting["metrics"]
-    accuracy, member = metrics["accuracy"]["mean"], metrics["member_accuracy"]["mean"]
-    if setting["members"] == 1:
-        return f"{setting['title']}, a single network, is right on {100 * accuracy:.2f} % of the test examples."
+def _only(group: GroupResult) -> str:
+    accuracy, member = group.metrics["accuracy"].mean, group.metrics["member_accuracy"].mean
+    if group.members == 1:
+        return f"{group.title}, a single network, classifies {100 * accuracy:.2f} % of the test examples correctly."
     gain = f"{100 * abs(accuracy - member):.2f} points {'more' if accuracy >= member else 'less'}"
     return (
-        f"{setting['title']} with {setting['members']} members is right on {100 * accuracy:.2f} % of the test "
-        f"examples, {gain} than its members on their own."
+        f"{group.title} with {group.members} members classifies {100 * accuracy:.2f} % of the test examples correctly, "
+        f"{gain} than its members on average."
     )
 
 
-def _name(column: Column) -> str:
-    return column.title.removesuffix(", %").replace("Accuracy", "accuracy")
-
-
-def _count(setting: dict[str, Any]) -> int:
-    return int(next(iter(setting["differences"].values()))["seeds"])
-
-
-def _seeds(results: dict[str, Any]) -> int:
-    return max(len(s["seeds"]) for s in results["settings"])
+def _name(metric: Metric) -> str:
+    return metric.title.removesuffix(", %").replace("Accuracy", "accuracy")

@@ -1,12 +1,12 @@
-"""A table in Markdown, in LaTeX and for a terminal."""
+"""Tables as Markdown, as LaTeX and for a terminal."""
 
 import re
-from typing import Any
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from featureflock.evaluation.results import EvaluationResults
 from featureflock.report.tables import ColumnHeader, Table, TableCell, comparison, differences
 from featureflock.report.views import view_tables
 
@@ -37,81 +37,86 @@ _LATEX = {
 }
 
 
+def main_tables(results: EvaluationResults) -> list[Table]:
+    """The tables that are printed and written to files: comparison, differences vs Deep Ensembles, views."""
+    return [table for table in (comparison(results), differences(results), *view_tables(results)) if table is not None]
+
+
 def markdown(table: Table) -> str:
-    """With the best in bold and what the numbers are below."""
-    heads = [_markdown_text(_titled(head)) for head in table.heads]
-    rules = ["---:" if head.numeric else "---" for head in table.heads]
+    """A Markdown table with the best values in bold and the note below."""
+    headers = [_markdown_text(_header(header)) for header in table.headers]
+    rules = ["---:" if header.numeric else "---" for header in table.headers]
     rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, rules, *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in (headers, rules, *rows)]
     return "\n".join([*lines, "", table.note, ""])
 
 
-def latex(table: Table, label: str) -> str:
-    """For a paper, with the rules of booktabs."""
-    shape = "".join("r" if head.numeric else "l" for head in table.heads)
-    rows = [" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows]
-    heads = " & ".join(latex_text(_titled(head)) for head in table.heads) + r" \\"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex_text(f'{table.title}. {table.note}')}}}",
-            rf"\label{{{label}}}",
-            rf"\begin{{tabular}}{{{shape}}}",
-            r"\toprule",
-            heads,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+def latex(table: Table) -> str:
+    """A LaTeX table with booktabs rules."""
+    alignment = "".join("r" if header.numeric else "l" for header in table.headers)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex_text(f'{table.title}. {table.note}')}}}",
+        rf"\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(latex_text(_header(header)) for header in table.headers) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def latex_text(text: str) -> str:
-    """Any text, so that LaTeX sets it as it is."""
+    """Text with everything escaped that is special in LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def terminal_table(results: dict[str, Any]) -> RichTable:
-    """The comparison, for printing."""
-    return _upright(comparison(results), f"{results['data']}: {results['examples']:,} test examples")
+def terminal_tables(results: EvaluationResults) -> list[RichTable]:
+    """The main tables for a terminal, one column per row of the table, so that a few methods fit side by side."""
+    title = f"{results.data}: {results.examples:,} test examples"
+    tables = main_tables(results)
+    return [_transposed(table, title if k == 0 else table.title) for k, table in enumerate(tables)]
 
 
-def terminal_tables(results: dict[str, Any]) -> list[RichTable]:
-    """The comparison, and the differences from Deep Ensembles and what is known of views, if any, for printing."""
-    others = [table for table in (differences(results), *view_tables(results)) if table is not None]
-    return [terminal_table(results), *(_upright(table, table.title) for table in others)]
-
-
-def terminal_wide(table: Table) -> RichTable:
-    """A line for each row, for printing."""
-    shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, caption_justify="left", title_justify="left")
-    shown.title, shown.caption = Text(table.title), Text(table.note)
-    for head in table.heads:
-        shown.add_column(Text(_titled(head)), justify="right" if head.numeric else "left", overflow="fold")
+def terminal_table(table: Table) -> RichTable:
+    """One table for a terminal, one line per row."""
+    shown = _empty(table.title, table.note)
+    shown.show_edge = False
+    for header in table.headers:
+        shown.add_column(Text(_header(header)), justify="right" if header.numeric else "left", overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(cell.plain, style="bold" if cell.best else "") for cell in row))
+        shown.add_row(*map(_terminal_cell, row))
     return shown
 
 
-def _upright(table: Table, title: str) -> RichTable:
-    """With a column for each setting, so that a few of them fit beside each other."""
-    shown = RichTable(box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left")
-    shown.title, shown.caption = Text(title), Text(table.note)
+def _transposed(table: Table, title: str) -> RichTable:
+    shown = _empty(title, table.note)
     shown.add_column("")
     for row in table.rows:
         shown.add_column(Text(row[0].text), justify="right", overflow="fold")
-    for place, head in enumerate(table.heads[1:], 1):
-        cells = [Text(row[place].plain, style="bold" if row[place].best else "", justify="right") for row in table.rows]
-        shown.add_row(Text(_titled(head)), *cells)
+    for k, header in enumerate(table.headers[1:], 1):
+        shown.add_row(Text(_header(header)), *(_terminal_cell(row[k]) for row in table.rows))
     return shown
 
 
-def _titled(head: ColumnHeader) -> str:
-    return f"{head.title} {head.arrow}".strip()
+def _empty(title: str, note: str) -> RichTable:
+    return RichTable(
+        title=Text(title), caption=Text(note), box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left"
+    )
+
+
+def _header(header: ColumnHeader) -> str:
+    return f"{header.title} {header.arrow}".strip()
+
+
+def _terminal_cell(cell: TableCell) -> Text:
+    return Text(cell.plain, style="bold" if cell.best else "")
 
 
 def _markdown_cell(cell: TableCell) -> str:

@@ -1,120 +1,125 @@
-"""One page with everything, in one file: nothing is fetched, and all text is escaped."""
+"""The report as one self-contained HTML page: it makes no request, and all text is escaped."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from featureflock.evaluation.evaluate_runs import Evaluation
+from featureflock.evaluation.results import EvaluationResults
 from featureflock.report import figures, tables
-from featureflock.report.cam_grid import map_grid
-from featureflock.report.disagreement import disputes
-from featureflock.report.findings import sentences, tiles
-from featureflock.report.panels import sign
-from featureflock.report.per_run_tables import corruption_table, detection_table
-from featureflock.report.rows import ReportRow, shown_settings
-from featureflock.report.run_provenance import facts, sources
+from featureflock.report.findings import findings, tiles
+from featureflock.report.images import DisputedImages, ImageFigure, cam_figure, disputed_images
+from featureflock.report.plots import Figure, symbol
+from featureflock.report.provenance import facts, row_provenance
+from featureflock.report.robustness_tables import corruption_table, ood_table
+from featureflock.report.rows import report_rows
 from featureflock.report.svg import COLOURS
+from featureflock.report.tables import Table, metric_table, metrics_in, plural
 from featureflock.report.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Section:
+Part = Table | Figure | ImageFigure | DisputedImages
+
+
+class Section(NamedTuple):
+    """A section of the page."""
+
     name: str
     title: str
-    parts: list[Any] = field(default_factory=list)
-    """Tables, figures and so on; what is None is left out, and a section without parts, too."""
+    parts: list[Part]
 
 
-def page(evaluation: Evaluation) -> str:
+def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> list[Section]:
+    """All tables and figures that there are results for."""
+    rows = report_rows(results)
+    ensembles = any(row.members > 1 for row in rows)
+    uncalibrated = metric_table(results, "uncalibrated", "Before calibration", metrics_in(results, "uncalibrated"))
+    members = metric_table(results, "members", "Members and their diversity", metrics_in(results, "members"))
+    severity = metric_table(results, "severities", "Means by severity", metrics_in(results, "severity"))
+    ood = metric_table(results, "ood-summary", "OOD detection by entropy", metrics_in(results, "ood"))
+    views, view_differences = view_tables(results)
+    single = len(rows) == 1
+    sections: list[tuple[str, str, *tuple[Part | None, ...]]] = [
+        ("comparison", "Metrics" if single else "Comparison", tables.comparison(results), tables.differences(results)),
+        ("corruption", "Corrupted images", figures.severity_boxes(rows), severity, corruption_table(rows)),
+        ("size", "Ensemble size", figures.trained_sizes(rows), figures.sub_ensembles(rows)),
+        ("members", "Members", figures.member_accuracies(rows), members if ensembles else None),
+        ("views", "Which view members use", view_figure(rows), views, view_differences),
+        ("maps", "Class activation maps", cam_figure(results, images, rows), figures.map_similarity(rows)),
+        ("disagreement", "Disputed examples", disputed_images(results, images, rows)),
+        ("calibration", "Calibration", figures.reliability(rows), uncalibrated),
+        ("uncertainty", "Uncertainty", figures.risk_coverage(rows), ood, ood_table(rows)),
+        ("training", "Training", figures.training_curves(rows)),
+    ]
+    found = [Section(name, title, [part for part in parts if part is not None]) for name, title, *parts in sections]
+    return [section for section in found if section.parts]
+
+
+def render_page(results: EvaluationResults, sections: list[Section]) -> str:
     """The HTML of the page."""
-    results, settings = evaluation.results, shown_settings(evaluation)
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    sections = [
-        Section(s.name, s.title, [part for part in s.parts if part is not None])
-        for s in _sections(evaluation, settings)
-    ]
     html = environment.get_template("page.html").render(
-        title=f"Evaluation on {results['data']}",
-        facts=_facts(evaluation),
+        title=f"Evaluation on {results.data}",
+        counts=_counts(results),
         tiles=tiles(results),
-        sentences=sentences(results),
-        sections=[section for section in sections if section.parts],
-        sources=sources(settings),
-        provenance=facts(results["provenance"]),
-        test_sets=_test_sets(evaluation),
-        notes=results.get("notes", []),
-        sign=lambda style: sign(style, line=False),
+        findings=findings(results),
+        sections=sections,
+        rows=row_provenance(report_rows(results)),
+        provenance=facts(results.provenance),
+        test_sets=_test_sets(results),
+        notes=results.notes,
+        glossary=_glossary(results),
+        symbol=lambda style: symbol(style, line=False),
         colour=lambda style: f"c{style % COLOURS}",
-        symbols=tables.SYMBOLS,
+        significance_symbols=tables.SYMBOLS,
         style=Markup("".join((_HERE / name).read_text("utf-8") for name in ("figures.css", "style.css"))),
         script=Markup((_HERE / "script.js").read_text("utf-8")),
     )
     return html.lstrip()
 
 
-def _sections(evaluation: Evaluation, settings: list[ReportRow]) -> list[Section]:
-    results = evaluation.results
-    uncalibrated, members = tables.details(results)
-    several = any(s.members > 1 for s in settings)
-    return [
-        Section(
-            "comparison",
-            "Comparison" if len(settings) > 1 else "Metrics",
-            [tables.comparison(results), tables.differences(results)],
-        ),
-        Section(
-            "corruption", "On corrupted pictures", [figures.corruption_boxes(settings), corruption_table(settings)]
-        ),
-        Section("size", "By ensemble size", [figures.by_trained_size(settings), figures.by_size(settings)]),
-        Section("members", "Members", [figures.member_accuracies(settings), members if several else None]),
-        Section("views", "Which view members use", [view_figure(settings), *view_tables(results)]),
-        Section("looking", "Where members look", [map_grid(evaluation, settings), figures.map_similarity(settings)]),
-        Section("disagreement", "Where members disagree", [disputes(evaluation, settings)]),
-        Section("calibration", "Calibration", [figures.reliability(settings), uncalibrated]),
-        Section("certainty", "When to trust it", [figures.risk_coverage(settings), detection_table(settings)]),
-        Section("training", "Training", [figures.training_curves(settings)]),
-    ]
-
-
-def _facts(evaluation: Evaluation) -> list[str]:
-    results = evaluation.results
-    corrupted = sum(condition.is_corrupted for condition in evaluation.conditions)
-    unfamiliar = sum(condition.is_unfamiliar for condition in evaluation.conditions)
+def _counts(results: EvaluationResults) -> list[str]:
+    kinds = [test_set.kind for test_set in results.test_sets]
     counts = [
-        (len(results["runs"]), "run", "runs"),
-        (len(results["settings"]), "setting", "settings"),
-        (results["examples"], "test example", "test examples"),
-        (results["classes"], "class", "classes"),
-        (corrupted, "corrupted test set", "corrupted test sets"),
-        (unfamiliar, "set of unfamiliar inputs", "sets of unfamiliar inputs"),
+        (len(results.runs), "run", "runs"),
+        (len(results.groups), "method", "methods"),
+        (results.examples, "test example", "test examples"),
+        (results.classes, "class", "classes"),
+        (kinds.count("corrupted"), "corrupted test set", "corrupted test sets"),
+        (kinds.count("ood"), "OOD set", "OOD sets"),
     ]
-    return [f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count]
+    return [plural(count, one, many) for count, one, many in counts if count]
 
 
-def _test_sets(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """In words, with how many examples of each are used."""
-    found = []
-    corrupted = [condition.name.rpartition("-") for condition in evaluation.conditions if condition.is_corrupted]
-    kinds = list(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in corrupted))
-    severities = sorted({severity for _, _, severity in corrupted})
-    count = len(evaluation.conditions[0].positions)
-    whole = len(evaluation.splits.test)
-    part = f"{count:,} of {whole:,} examples, as many of each class as there are to be had"
-    found.append(("clean", f"all {count:,} examples" if count == whole else part))
+def _glossary(results: EvaluationResults) -> list[tuple[str, str]]:
+    """Metrics and what they mean; those with the same meaning together."""
+    titles: dict[str, list[str]] = {}
+    for metric in metrics_in(results, "clean", "uncalibrated", "members", "views"):
+        titles.setdefault(metric.meaning, []).append(metric.title.removesuffix(", %"))
+    return [(", ".join(names), meaning[:1].upper() + meaning[1:]) for meaning, names in titles.items() if meaning]
+
+
+def _test_sets(results: EvaluationResults) -> list[tuple[str, str]]:
+    """Each test set with the examples used; the corrupted ones together."""
+    used, every = results.examples, results.test_examples
+    sizes = f"all {used:,} examples" if used == every else f"{used:,} of {every:,} examples, balanced over the classes"
+    found = [("clean", sizes)]
+    corrupted = [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]
     if corrupted:
-        used = len(next(condition for condition in evaluation.conditions if condition.is_corrupted).positions)
-        some = f"; {used:,} examples of each" if used != count else ""
-        found.append(("corrupted", f"{', '.join(kinds)}; severities {', '.join(severities)}{some}"))
-    for condition in evaluation.conditions[1:]:
-        if condition.view is not None:
-            found.append((condition.name.replace("-", " ", 1), "the same with all else blank: the mean of training"))
-        if condition.is_unfamiliar:
-            found.append((condition.name.replace("-", " ", 1), f"{len(condition.positions):,} inputs"))
+        names = [test_set.name.rpartition("-") for test_set in corrupted]
+        corruptions = ", ".join(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in names))
+        severities = ", ".join(sorted({severity for _, _, severity in names}))
+        fewer = f"; {corrupted[0].examples:,} examples each" if corrupted[0].examples != used else ""
+        found.append(("corrupted", f"{corruptions}; severities {severities}{fewer}"))
+    for test_set in results.test_sets:
+        if test_set.kind == "view":
+            found.append((f"only {test_set.name}", "everything else is set to the mean of the training data"))
+        elif test_set.kind == "ood":
+            found.append((f"OOD: {test_set.name}", plural(test_set.examples, "input")))
     return found

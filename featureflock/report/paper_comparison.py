@@ -1,65 +1,46 @@
-"""A study's numbers, the paper's below them, and the differences from Deep Ensembles."""
+"""A study's results beside the paper's numbers, with differences vs Deep Ensembles."""
 
-from collections.abc import Iterable
 from typing import Any
 
+from featureflock.evaluation.statistics import PairedDifference, SeedMean
 from featureflock.report.tables import (
-    BY_SEVERITY,
-    CLEAN,
-    CORRUPTED,
-    MEMBERS,
-    UNCALIBRATED,
-    Column,
+    SIGNIFICANCE_NOTE,
     ColumnHeader,
     Table,
     TableCell,
     difference_cell,
-    head_of,
+    header_for,
+    mark_best,
     mean_cells,
-    with_best,
+    metric_for,
+    plural,
 )
-
-_COLUMNS = {column.key: column for column in (*CLEAN, *CORRUPTED, *BY_SEVERITY, *UNCALIBRATED, *MEMBERS)}
 
 
 def beside_paper(results: dict[str, Any]) -> Table:
-    """What `reproduce` gives as a table."""
+    """The results of `reproduce` as a table."""
     rows = results["rows"]
-    columns = columns_of(dict.fromkeys(key for row in rows for key in row["ours"]))
-    heads = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(head_of, columns)]
-    ours = [
-        [TableCell(row["title"]), TableCell(str(row["members"])), *mean_cells({"metrics": row["ours"]}, columns)]
-        for row in rows
-    ]
+    metrics = [metric_for(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(header_for, metrics)]
+    ours = []
+    for row in rows:
+        means = {key: SeedMean(**value) for key, value in row["ours"].items()}
+        ours.append([TableCell(row["title"]), TableCell(str(row["members"])), *mean_cells(means, metrics)])
     lines: list[tuple[TableCell, ...]] = []
-    for row, own in zip(rows, with_best(heads, ours), strict=True):
+    for row, own in zip(rows, mark_best(headers, ours), strict=True):
         lines.append(own)
-        if row.get("differences"):
-            found = [difference_cell(column, row["differences"].get(column.key)) for column in columns]
-            lines.append((TableCell(f"less {row['against']}"), TableCell(""), *found))
+        if found := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
+            cells = [difference_cell(metric, found.get(metric.key)) for metric in metrics]
+            lines.append((TableCell(f"difference vs {row['against']}"), TableCell(""), *cells))
         if row["paper"]:
-            lines.append(
-                (
-                    TableCell("paper"),
-                    TableCell(""),
-                    *(TableCell(row["paper"].get(column.key, "")) for column in columns),
-                )
-            )
-    seeds = max(found["seeds"] for row in rows for found in row["ours"].values())
-    is_corrupted = any(column in (*CORRUPTED, *BY_SEVERITY) for column in columns)
-    of_each = results["corrupted_examples"]
-    few = f" and on {of_each:,} of each corrupted test set" if of_each and is_corrupted else ""
-    scale = (
-        f"Ours at the {results['scale']} scale, the paper's at its own. " if any(row["paper"] for row in rows) else ""
-    )
+            cells = [TableCell(row["paper"].get(metric.key, "")) for metric in metrics]
+            lines.append((TableCell("paper"), TableCell(""), *cells))
+    seeds = max(value["seeds"] for row in rows for value in row["ours"].values())
+    corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
+    fewer = f" and {results['corrupted_examples']:,} of each corrupted test set" if corrupted else ""
+    scale = f"Ours at the {results['scale']} scale, the paper's at its own. " if any(r["paper"] for r in rows) else ""
     note = (
-        f"{scale}Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test "
-        f"examples{few}. Differences are paired by seed, with their 95 % confidence interval; ▲ better, ▼ worse beyond "
-        "noise. The best of ours are bold."
+        f"{scale}Mean ± standard deviation over {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples"
+        f"{fewer}. Our best values in bold. Differences are paired by seed. {SIGNIFICANCE_NOTE}"
     )
-    return Table("beside-paper", results["what"], tuple(heads), tuple(lines), note)
-
-
-def columns_of(keys: Iterable[str]) -> list[Column]:
-    """How numbers of a summary are shown; those that the tables do not know, by their names."""
-    return [_COLUMNS.get(key) or Column(key, key.replace("_", " "), 3, "", "") for key in keys]
+    return Table("beside-paper", results["what"], tuple(headers), tuple(lines), note)

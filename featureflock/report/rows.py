@@ -1,66 +1,54 @@
-"""The settings of an evaluation, each with its runs and all that was measured of them."""
+"""Rows of the report: each group of runs with its results."""
 
-import functools
-import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from featureflock.evaluation.evaluate_runs import Evaluation
-from featureflock.evaluation.runs import TrainedRun
+from featureflock.evaluation.results import EvaluationResults, GroupResult, RunResult
 from featureflock.evaluation.statistics import SeedMean, mean
 
 
 @dataclass(frozen=True, eq=False)
 class ReportRow:
-    """A setting: a row of a table, a line of a figure."""
+    """A group of runs that differ in their seed alone: a row of a table, a line of a figure."""
 
     title: str
     style: int
-    """Its place, which gives it a colour and a mark."""
-    entry: dict[str, Any]
-    """Of results["settings"]."""
-    runs: list[TrainedRun]
-    measured: list[dict[str, Any]]
-    """Of results["runs"], in the order of `runs`."""
+    """Index of its colour and marker."""
+    group: GroupResult
+    runs: list[RunResult]
 
     @property
     def members(self) -> int:
-        return int(self.entry["members"])
+        return self.group.members
 
-    def metric(self, key: str) -> SeedMean | None:
-        """Over seeds."""
-        found = self.entry["metrics"].get(key)
-        return None if found is None else SeedMean(**found)
-
-    def over_seeds(self, *path: str) -> SeedMean:
-        """The mean of a number that each run has, at this path in what was measured."""
-        found: list[Any] = [functools.reduce(operator.getitem, path, entry) for entry in self.measured]
-        return mean(found)
+    def over_seeds(self, value: Callable[[RunResult], float]) -> SeedMean:
+        """Mean and standard deviation of a number of each run."""
+        return mean([value(run) for run in self.runs])
 
 
-def shown_settings(evaluation: Evaluation) -> list[ReportRow]:
-    """In the order of the tables. A run's numbers are those that carry its recipe, which no two runs share."""
-    entries = evaluation.results["runs"]
-    found = []
-    for k, (setting, entry) in enumerate(zip(evaluation.settings, evaluation.results["settings"], strict=True)):
-        measured = [next(e for e in entries if _is_of(e, run)) for run in setting.runs]
-        found.append(ReportRow(setting.title, k, entry, setting.runs, measured))
-    return found
+def report_rows(results: EvaluationResults) -> list[ReportRow]:
+    """Rows in the order of the tables."""
+    runs = {run.name: run for run in results.runs}
+    missing = [name for group in results.groups for name in group.runs if name not in runs]
+    if missing or not results.groups:
+        what = f"no run {missing[0]!r}, which one of their groups lists" if missing else "no groups of runs"
+        raise ValueError(f"These results have {what}; evaluate the runs again.")
+    return [
+        ReportRow(group.title, k, group, [runs[name] for name in group.runs]) for k, group in enumerate(results.groups)
+    ]
 
 
-def baseline_of(settings: list[ReportRow]) -> ReportRow | None:
-    """The setting that others are compared with: Deep Ensembles."""
-    against = next((s.entry["against"] for s in settings if "against" in s.entry), None)
-    return next((s for s in settings if s.title == against), None)
+def baseline_of(rows: Sequence[ReportRow]) -> ReportRow | None:
+    """The Deep Ensembles that the other rows are compared with."""
+    title = next((row.group.baseline for row in rows if row.group.baseline is not None), None)
+    return next((row for row in rows if row.title == title), None)
 
 
-def corrupted_sets(settings: list[ReportRow]) -> Iterator[tuple[str, list[str]]]:
-    """Each corruption with its severities that all runs were tested on."""
-    all_runs = [entry.get("corrupted", {}) for s in settings for entry in s.measured]
-    for corruption, severities in all_runs[0].items():
-        yield corruption, [v for v in severities if all(v in sets.get(corruption, {}) for sets in all_runs)]
-
-
-def _is_of(entry: dict[str, Any], run: TrainedRun) -> bool:
-    return bool(entry["recipe"] == run.recipe)
+def corrupted_sets(rows: Sequence[ReportRow]) -> dict[str, list[str]]:
+    """Each corruption with the severities that all runs were tested on."""
+    runs = [run for row in rows for run in row.runs]
+    common = {
+        corruption: [s for s in severities if all(s in run.corrupted.get(corruption, {}) for run in runs)]
+        for corruption, severities in runs[0].corrupted.items()
+    }
+    return {corruption: severities for corruption, severities in common.items() if severities}

@@ -1,19 +1,20 @@
-// Tables are sorted by their headers; rows without a number go last either way.
+// Clicking a column header sorts its table. Rows without a number come last in either direction.
 for (const header of document.querySelectorAll("th[aria-sort]")) {
   header.firstElementChild.addEventListener("click", () => {
-    const body = header.closest("table").tBodies[0], place = header.cellIndex, before = header.ariaSort;
-    const order = before === "none" ? header.dataset.first : before === "ascending" ? "descending" : "ascending";
+    const body = header.closest("table").tBodies[0], column = header.cellIndex, previous = header.ariaSort;
+    const order = previous === "none" ? header.dataset.first : previous === "ascending" ? "descending" : "ascending";
     for (const other of header.parentElement.cells) other.ariaSort = "none";
     header.ariaSort = order;
     const sign = order === "ascending" ? 1 : -1, numeric = header.classList.contains("number");
+    const number = cell => cell.dataset.value === undefined ? null : Number(cell.dataset.value);
     const compare = (a, b) => {
-      const [x, y] = [a, b].map(row => row.cells[place]);
+      const [x, y] = [a.cells[column], b.cells[column]];
       if (!numeric) return sign * x.textContent.localeCompare(y.textContent, "en", { numeric: true });
-      const [p, q] = [x, y].map(cell => cell.dataset.value === undefined ? null : Number(cell.dataset.value));
+      const [p, q] = [number(x), number(y)];
       return p === null || q === null ? (p === null) - (q === null) : p === q ? 0 : sign * (p < q ? -1 : 1);
     };
     body.append(...[...body.rows].sort(compare));
   });
 }
-// On paper everything is open.
+// Print with all details open.
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(details => details.open = true));

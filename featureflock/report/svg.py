@@ -1,7 +1,7 @@
-"""Small pieces of SVG for figures that the page styles.
+"""SVG elements for figures that follow the page's style sheet.
 
-Colours are not said here: what is of class c0 … c7 has the colour of a setting, by `currentColor`, and axes and texts
-have classes of their own, so that one picture is right in light and in dark.
+Colours are CSS classes: c0 … c7 set the colour of a row, used through `currentColor`. Axes and texts have classes too,
+so that one figure suits light and dark mode.
 """
 
 import math
@@ -13,24 +13,33 @@ from markupsafe import Markup, escape
 
 COLOURS = 8
 Point = tuple[float, float]
+Tick = tuple[float, str]
+
+
+class Panel(NamedTuple):
+    """One plot of a figure, an <svg> element of this size in pixels."""
+
+    svg: Markup
+    width: float
+    height: float
 
 
 def tag(name: str, *content: str, **attributes: str | float | None) -> Markup:
-    """An element. Names lose a last _, and other _ become -; what is None is left out."""
+    """An element. Attribute names lose a trailing _, other _ become -; attributes that are None are left out."""
     pairs = (
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value))
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _rounded(value))
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), Markup().join(pairs), together(content))
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), Markup().join(pairs), join(content))
 
 
-def together(parts: Iterable[str]) -> Markup:
+def join(parts: Iterable[str]) -> Markup:
     return Markup().join(escape(part) for part in parts)
 
 
-class Span(NamedTuple):
-    """From values to pixels."""
+class Scale(NamedTuple):
+    """Linear map from values to pixels."""
 
     low: float
     high: float
@@ -43,13 +52,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Two axes, with their ticks inside the spans."""
+    """Two axes."""
 
-    x: Span
-    y: Span
+    x: Scale
+    y: Scale
 
-    def frame(self, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]], x_label: str) -> Markup:
-        """Lines across for the y ticks, an axis below, and texts."""
+    def frame(self, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick], x_label: str) -> Markup:
+        """Horizontal grid lines, x axis, tick labels and axis label."""
         left, right, bottom = self.x.start, self.x.end, self.y.start
         parts = []
         for value, text in y_ticks:
@@ -62,39 +71,42 @@ class Plot:
             parts.append(tag("line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4))
             parts.append(tag("text", text, class_="tick", x=x, y=bottom + 16, text_anchor="middle"))
         parts.append(tag("text", x_label, class_="label", x=(left + right) / 2, y=bottom + 32, text_anchor="middle"))
-        return together(parts)
+        return join(parts)
 
     def line(self, points: Iterable[Point], class_: str = "line") -> Markup:
-        return tag("polyline", class_=class_, points=" ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points))
+        return tag("polyline", class_=class_, points=self._coordinates(points))
 
     def band(self, points: Sequence[tuple[float, float, float]]) -> Markup:
-        """Between two lines: (x, low, high)."""
-        around = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
-        corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in around)
-        return tag("polygon", class_="band", points=corners)
+        """Area between two lines, given as (x, low, high)."""
+        outline = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
+        return tag("polygon", class_="band", points=self._coordinates(outline))
 
-    def mark(self, style: int, x: float, y: float, title: str = "", class_: str = "mark", size: float = 4) -> Markup:
-        return mark(style, self.x(x), self.y(y), title, class_, size)
+    def marker(self, style: int, x: float, y: float, title: str = "", class_: str = "mark", size: float = 4) -> Markup:
+        return marker(style, self.x(x), self.y(y), title, class_, size)
+
+    def _coordinates(self, points: Iterable[Point]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
 
-def mark(style: int, x: float, y: float, title: str = "", class_: str = "mark", size: float = 4) -> Markup:
-    """A sign for a setting, so that colours are not all that tells them apart; the title shows under the mouse."""
-    inside = [tag("title", title)] if title else []
+def marker(style: int, x: float, y: float, title: str = "", class_: str = "mark", size: float = 4) -> Markup:
+    """The shape of a row, so that rows differ in more than colour; the title is its tooltip."""
+    tooltip = [tag("title", title)] if title else []
     if style % 6 == 0:
-        return tag("circle", *inside, class_=class_, cx=x, cy=y, r=size)
-    corners = _CORNERS[style % 6 - 1]
-    points = " ".join(f"{x + size * u:.1f},{y + size * v:.1f}" for u, v in corners)
-    return tag("polygon", *inside, class_=class_, points=points)
+        return tag("circle", *tooltip, class_=class_, cx=x, cy=y, r=size)
+    points = " ".join(f"{x + size * u:.1f},{y + size * v:.1f}" for u, v in _CORNERS[style % 6 - 1])
+    return tag("polygon", *tooltip, class_=class_, points=points)
 
 
 def coloured(style: int, *content: str) -> Markup:
+    """A group in the colour of a row."""
     return tag("g", *content, class_=f"c{style % COLOURS}")
 
 
-def picture(width: float, height: float, label: str, *content: str) -> Markup:
-    """The whole; the label is what is read aloud to those who do not see it."""
+def panel(width: float, height: float, label: str, *content: str) -> Panel:
+    """A panel; screen readers read the label."""
     box = f"0 0 {width:g} {height:g}"
-    return tag("svg", *content, viewBox=box, role="img", aria_label=label, style=f"--natural: {width:g}px")
+    svg = tag("svg", *content, viewBox=box, role="img", aria_label=label, style=f"--natural: {width:g}px")
+    return Panel(svg, width, height)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -104,7 +116,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def labelled(values: Sequence[float], factor: float = 1) -> list[tuple[float, str]]:
+def percent_ticks(low: float, high: float, about: int = 5) -> list[Tick]:
+    """Ticks of fractions, labelled as percentages."""
+    return labelled([tick / 100 for tick in ticks(100 * low, 100 * high, about)], 100)
+
+
+def labelled(values: Sequence[float], factor: float = 1) -> list[Tick]:
     """Ticks with as many digits as they need."""
     scaled = [factor * value for value in values]
     digits = next((d for d in range(5) if all(abs(round(v, d) - v) < 1e-9 for v in scaled)), 5)
@@ -116,12 +133,12 @@ def nice_step(rough: float) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
 
 
-def padded(values: Iterable[float], share: float = 0.06, floor: float = -math.inf, top: float = math.inf) -> Point:
-    """The range of values with some air."""
+def padded(values: Iterable[float], floor: float = -math.inf, top: float = math.inf) -> Point:
+    """The range of the values with a margin of 6 %, within [floor, top]."""
     known = list(values)
     low, high = min(known), max(known)
-    air = share * (high - low) or 0.05 * abs(high) or 0.05
-    return max(low - air, floor), min(high + air, top)
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
+    return max(low - margin, floor), min(high + margin, top)
 
 
 _CORNERS: tuple[tuple[Point, ...], ...] = (
@@ -133,5 +150,5 @@ _CORNERS: tuple[tuple[Point, ...], ...] = (
 )
 
 
-def _short(value: str | float) -> str:
+def _rounded(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")

@@ -1,65 +1,60 @@
-"""The tables, once, as data: which columns there are, how their numbers are printed, and which are best.
+"""Tables as data: columns, printed numbers, best values and significance.
 
-What they look like in Markdown, LaTeX, a terminal or HTML is for formats.py and page.html.
+    table = comparison(results)      one row per group of runs, one column per metric
+    markdown(table)                  see formats.py; page.html renders tables as HTML
+
+Columns come from the metric registry: a new metric appears in the table of its group.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
+from featureflock.evaluation.metrics.registry import Better, Group, Metric, find_metric
+from featureflock.evaluation.results import EvaluationResults, GroupResult
+from featureflock.evaluation.statistics import PairedDifference, SeedMean
 
-Better = Literal["high", "low", ""]
-Significance = Literal["better", "worse", "unclear", ""]
-MINUS = "−"
-
-
-class Column(NamedTuple):
-    """A number of a setting, and how it is shown."""
-
-    key: str
-    """In the summary of a run."""
-    title: str
-    digits: int
-    better: Better
-    meaning: str
-    percent: bool = False
-
-    def text(self, value: float, sign: bool = False) -> str:
-        return fixed(100 * value if self.percent else value, self.digits, sign)
+Significance = Literal["better", "worse", ""]
+SYMBOLS: dict[Significance, str] = {"better": "▲", "worse": "▼", "": ""}
+MAIN: tuple[Group, ...] = ("clean", "corrupted")
+"""Metric groups of the main comparison."""
 
 
 @dataclass(frozen=True)
 class TableCell:
+    """One cell."""
+
     text: str
     spread: str = ""
-    """The standard deviation over seeds."""
-    aside: str = ""
-    """What belongs to the number, such as an interval."""
+    """Standard deviation over seeds."""
+    detail: str = ""
+    """What follows the number, such as a confidence interval."""
     value: float | None = None
-    """To sort by; None: by the text, or last in a column of numbers."""
+    """Sort key. Cells without one are sorted by their text, or last in a column of numbers."""
     best: bool = False
-    verdict: Significance = ""
+    significance: Significance = ""
     heat: int = 0
-    """How strongly to colour it: −3, much worse, to 3, much better."""
+    """Background colour, from −3 (much worse) to 3 (much better)."""
     style: int | None = None
-    """Which setting it names."""
+    """Index of the row's colour and marker, for the cell with its title."""
 
     @property
-    def for_script(self) -> str:
-        """The value as JavaScript reads it."""
-        return str(self.value).replace("inf", "Infinity")
+    def sort_key(self) -> str:
+        """The value as a JavaScript number."""
+        return "" if self.value is None else str(float(self.value)).replace("inf", "Infinity")
 
     @property
     def plain(self) -> str:
-        """All of it in one line."""
-        spread = f" ± {self.spread}" if self.spread else ""
-        aside = f" {self.aside}" if self.aside else ""
-        return f"{self.text}{spread}{aside}{SYMBOLS[self.verdict]}"
+        """The whole cell on one line."""
+        parts = (self.text, f"± {self.spread}" if self.spread else "", self.detail, SYMBOLS[self.significance])
+        return " ".join(filter(None, parts))
 
 
 class ColumnHeader(NamedTuple):
+    """Title of a column, and what the tooltip says."""
+
     title: str
     better: Better = ""
     meaning: str = ""
@@ -67,157 +62,153 @@ class ColumnHeader(NamedTuple):
 
     @property
     def arrow(self) -> str:
-        return {"high": "↑", "low": "↓", "": ""}[self.better]
+        return {"higher": "↑", "lower": "↓", "": ""}[self.better]
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table in no particular format."""
+
     name: str
-    """For links to it."""
+    """For links and LaTeX labels."""
     title: str
-    heads: tuple[ColumnHeader, ...]
+    headers: tuple[ColumnHeader, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     kind: str = "table"
 
 
-SYMBOLS: dict[Significance, str] = {"better": " ▲", "worse": " ▼", "unclear": "", "": ""}
-"""Beyond noise in favour, beyond noise against."""
-
-_AT = "{}, mean over the corruptions of severity {}"
-CLEAN = (
-    Column("accuracy", "Accuracy, %", 2, "high", "the share of examples whose most probable class is right", True),
-    Column("nll", "NLL", 4, "low", "mean negative log-likelihood of the labels, in nats"),
-    Column("brier", "Brier", 4, "low", "squared distance of probabilities from the label, summed over classes"),
-    Column("ece", "ECE", 4, "low", "expected calibration error, 15 bins"),
-)
-CORRUPTED = (
-    Column("corrupted_accuracy", "cA, %", 2, "high", "accuracy, mean over the corrupted test sets", True),
-    Column("corrupted_nll", "cNLL", 4, "low", "NLL, mean over the corrupted test sets"),
-    Column("corrupted_brier", "cBrier", 4, "low", "Brier score, mean over the corrupted test sets"),
-    Column("corrupted_ece", "cECE", 4, "low", "calibration error, mean over the corrupted test sets"),
-)
-UNCALIBRATED = (
-    Column("temperature", "Temperature", 3, "", "the one that suits the whole test set; above 1: overconfident"),
-    Column("raw_nll", "raw NLL", 4, "low", "without temperature"),
-    Column("raw_brier", "raw Brier", 4, "low", "without temperature"),
-    Column("raw_ece", "raw ECE", 4, "low", "without temperature"),
-    Column("raw_corrupted_nll", "raw cNLL", 4, "low", "without temperature"),
-    Column("raw_corrupted_brier", "raw cBrier", 4, "low", "without temperature"),
-    Column("raw_corrupted_ece", "raw cECE", 4, "low", "without temperature"),
-    Column("aurc", "AURC", 4, "low", "area under the risk-coverage curve"),
-    Column("corrupted_aurc", "cAURC", 4, "low", "AURC, mean over the corrupted test sets"),
-)
-MEMBERS = (
-    Column("member_accuracy", "Member accuracy, %", 2, "high", "mean over the members, each on its own", True),
-    Column("disagreement", "Disagreement, %", 2, "", "pairs of members that name different classes", True),
-    Column("mutual_information", "Mutual information", 4, "", "of prediction and member, in nats"),
-    Column("predictive_variance", "Predictive variance", 4, "", "of the members' probabilities, summed over classes"),
-    Column("map_similarity", "Map similarity", 3, "", "cosine of two members' class activation maps"),
-    Column("corrupted_map_similarity", "Map similarity, corrupted", 3, "", "the same on corrupted pictures"),
-)
-BY_SEVERITY = (
-    *(
-        Column(f"accuracy_at_severity_{s}", f"A at {s}, %", 2, "high", _AT.format("accuracy", s), True)
-        for s in SEVERITIES
-    ),
-    *(Column(f"nll_at_severity_{s}", f"NLL at {s}", 4, "low", _AT.format("NLL", s)) for s in SEVERITIES),
-)
-EQUIVALENT = "how many members of Deep Ensembles have the same calibrated NLL"
+METHOD = ColumnHeader("Method", numeric=False)
+EQUIVALENT = ColumnHeader("DEE", "higher", "size of the Deep Ensembles with the same calibrated NLL")
+MISSING = TableCell("–")
 
 
-def comparison(results: dict[str, Any]) -> Table:
-    """One row a setting, with the best in bold."""
-    settings = results["settings"]
-    columns = [c for c in (*CLEAN, *CORRUPTED) if _known(settings, c)]
-    heads = [
-        ColumnHeader("Method", numeric=False),
-        ColumnHeader("Members"),
-        ColumnHeader("Seeds"),
-        *map(head_of, columns),
-    ]
+def comparison(results: EvaluationResults) -> Table:
+    """Means over seeds on clean and corrupted test sets; the best values are bold."""
+    groups, metrics = results.groups, metrics_in(results, *MAIN)
+    headers = [METHOD, ColumnHeader("Members"), ColumnHeader("Seeds"), *map(header_for, metrics)]
     rows = [
-        [_name(k, s), _count(s["members"]), _count(len(s["seeds"])), *mean_cells(s, columns)]
-        for k, s in _each(settings)
+        [_title(k, g), _count(g.members), _count(len(g.seeds)), *mean_cells(g.metrics, metrics)]
+        for k, g in enumerate(groups)
     ]
-    if any("deep_ensemble_equivalent" in s for s in settings):
-        heads.append(ColumnHeader("DEE", "high", EQUIVALENT))
-        for row, s in zip(rows, settings, strict=True):
-            row.append(_equivalent(s.get("deep_ensemble_equivalent")))
-    title = "All settings" if len(settings) > 1 else "On the test sets"
-    note = " ".join(part for part in (_seeds(settings), _corrupted_sets(results)) if part)
-    return Table("comparison", title, tuple(heads), with_best(heads, rows), note)
+    if any(g.deep_ensemble_equivalent is not None for g in groups):
+        headers.append(EQUIVALENT)
+        for row, g in zip(rows, groups, strict=True):
+            row.append(_equivalent(g.deep_ensemble_equivalent))
+    title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
+    note = f"{_seeds_note(groups)} {_corruptions_note(results)}".strip()
+    return Table("comparison", title, tuple(headers), mark_best(headers, rows), note)
 
 
-def averages(name: str, title: str, results: dict[str, Any], columns: Sequence[Column]) -> Table:
-    """One row a setting, of those columns that are known."""
-    settings = results["settings"]
-    known = [c for c in columns if _known(settings, c)]
-    heads = [ColumnHeader("Method", numeric=False), *map(head_of, known)]
-    rows = [[_name(k, s), *mean_cells(s, known)] for k, s in _each(settings)]
-    return Table(name, title, tuple(heads), with_best(heads, rows), _seeds(settings))
+def metric_table(results: EvaluationResults, name: str, title: str, metrics: Sequence[Metric]) -> Table | None:
+    """Means over seeds of these metrics; None if there are none."""
+    if not metrics:
+        return None
+    headers = [METHOD, *map(header_for, metrics)]
+    rows = [[_title(k, g), *mean_cells(g.metrics, metrics)] for k, g in enumerate(results.groups)]
+    return Table(name, title, tuple(headers), mark_best(headers, rows), _seeds_note(results.groups))
 
 
 def differences(
-    results: dict[str, Any], columns: Sequence[Column] = (*CLEAN, *CORRUPTED), name: str = "differences"
+    results: EvaluationResults, metrics: Sequence[Metric] | None = None, name: str = "differences"
 ) -> Table | None:
-    """From Deep Ensembles, paired by seed; None if there is nothing to compare."""
-    compared = [(k, s) for k, s in _each(results["settings"]) if s.get("differences")]
+    """Differences vs Deep Ensembles, paired by seed; None if there are none."""
+    compared = [(k, g) for k, g in enumerate(results.groups) if g.differences]
     if not compared:
         return None
-    columns = [c for c in columns if any(c.key in s["differences"] for _, s in compared)]
-    heads = [ColumnHeader("Method", numeric=False), *map(head_of, columns)]
-    rows = [[_name(k, s), *(difference_cell(c, s["differences"].get(c.key)) for c in columns)] for k, s in compared]
-    shared = [next(iter(s["differences"].values()))["seeds"] for _, s in compared]
-    alike = len(set(shared)) == 1
-    if not alike:
-        heads.insert(1, ColumnHeader("Shared seeds"))
+    wanted = metrics_in(results, *MAIN) if metrics is None else metrics
+    known = [m for m in wanted if any(m.key in g.differences for _, g in compared)]
+    headers = [METHOD, *map(header_for, known)]
+    rows = [[_title(k, g), *(difference_cell(m, g.differences.get(m.key)) for m in known)] for k, g in compared]
+    shared = [shared_seeds(g) for _, g in compared]
+    if len(set(shared)) > 1:
+        headers.insert(1, ColumnHeader("Shared seeds"))
         for row, count in zip(rows, shared, strict=True):
             row.insert(1, _count(count))
-    several = any(d["low"] is not None for _, s in compared for d in s["differences"].values())
-    note = (
-        f"Mean of the differences on the same seed{f', over {shared[0]} seeds,' if alike else ','} with their 95 % "
-        "confidence interval (Student’s t). ▲ better and ▼ worse: the interval excludes 0. No mark: no difference "
-        "beyond noise."
-        if several
-        else "One shared seed: differences without an interval, which say nothing about noise."
-    )
-    others = dict.fromkeys(key for _, s in compared for key in s.get("otherwise_differing", ()))
+    over = f", over {shared[0]} seeds" if len(set(shared)) == 1 and shared[0] > 1 else ""
+    note = f"Mean difference on the same seed{over}. {SIGNIFICANCE_NOTE}" if max(shared) > 1 else ONE_SEED_NOTE
+    others = dict.fromkeys(field for _, g in compared for field in g.baseline_differs_in)
     if others:
         note += f" The recipes differ in more than the method: {', '.join(others)}."
-    titles = dict.fromkeys(s["against"] for _, s in compared)
-    title = f"Differences from {in_words(titles)}"
-    return Table(name, title, tuple(heads), tuple(map(tuple, rows)), note)
+    title = f"Difference vs {in_words(dict.fromkeys(g.baseline or '' for _, g in compared))}"
+    return Table(name, title, tuple(headers), tuple(map(tuple, rows)), note)
 
 
-def details(results: dict[str, Any]) -> list[Table]:
-    """Metrics without calibration, and what is known of the members."""
-    return [
-        averages("uncalibrated", "Without calibration", results, UNCALIBRATED),
-        averages("members-table", "Members and their diversity", results, MEMBERS),
-    ]
+SIGNIFICANCE_NOTE = (
+    "In brackets the 95 % confidence interval (Student’s t). ▲ better and ▼ worse: significant (95 % interval "
+    "excludes 0), from 3 seeds on."
+)
+ONE_SEED_NOTE = "One shared seed: differences without a confidence interval."
 
 
-def verdict(column: Column, difference: dict[str, Any]) -> Significance:
-    """Whether a paired difference goes beyond noise, and in whose favour; nothing for one seed."""
-    low, high = difference["low"], difference["high"]
-    if low is None or not column.better:
+def metrics_in(results: EvaluationResults, *groups: Group) -> list[Metric]:
+    """Metrics of these table groups that at least one row has a value for."""
+    keys = dict.fromkeys(key for group in results.groups for key in group.metrics)
+    return sorted((m for m in map(metric_for, keys) if m.group in groups), key=lambda m: groups.index(m.group))
+
+
+def metric_for(key: str) -> Metric:
+    """The registered metric, or a plain column for a key that is not registered here."""
+    try:
+        return find_metric(key)
+    except ValueError:
+        return Metric(key, key.replace("_", " "), "", "fixed:4", lambda run: None)
+
+
+def header_for(metric: Metric) -> ColumnHeader:
+    return ColumnHeader(metric.title, metric.better, metric.meaning)
+
+
+def significance(metric: Metric, difference: PairedDifference) -> Significance:
+    """Whether a paired difference is significant, and in whose favour."""
+    if not difference.significant or not metric.better:
         return ""
-    if low <= 0 <= high:
-        return "unclear"
-    return "better" if (low > 0) == (column.better == "high") else "worse"
+    return "better" if (difference.mean > 0) == (metric.better == "higher") else "worse"
 
 
-def fixed(value: float, digits: int, sign: bool = False) -> str:
-    """With so many digits and a true minus; never −0.00."""
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    if float(text) == 0:
-        text = text.replace("-", "+" if sign else "")
-    return text.replace("-", MINUS)
+def shared_seeds(group: GroupResult) -> int:
+    """Number of seeds that a group shares with its baseline."""
+    return max((difference.seeds for difference in group.differences.values()), default=0)
 
 
-def cut(text: str, length: int) -> str:
-    """A title that fits."""
+def mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
+    """Mean ± standard deviation for each metric."""
+    cells = []
+    for metric in metrics:
+        found = means.get(metric.key)
+        if found is None:
+            cells.append(MISSING)
+        else:
+            spread = "" if found.sd is None else metric.text(found.sd)
+            cells.append(TableCell(metric.text(found.mean), spread, value=found.mean))
+    return cells
+
+
+def difference_cell(metric: Metric, difference: PairedDifference | None) -> TableCell:
+    """A difference with its confidence interval and significance."""
+    if difference is None:
+        return MISSING
+    low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
+    interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
+    return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
+
+
+def mark_best(
+    headers: Sequence[ColumnHeader], rows: Sequence[Sequence[TableCell]]
+) -> tuple[tuple[TableCell, ...], ...]:
+    """The rows with the best value of each column marked; values that print alike are equally good."""
+    marked = [list(row) for row in rows]
+    for k, header in enumerate(headers):
+        values = [(row[k].value or 0.0, row[k].text) for row in rows if row[k].value is not None]
+        if header.better and len(values) > 1:
+            best = (max if header.better == "higher" else min)(values, key=lambda pair: pair[0])[1]
+            for row in marked:
+                row[k] = replace(row[k], best=row[k].text == best)
+    return tuple(map(tuple, marked))
+
+
+def shorten(text: str, length: int) -> str:
+    """At most `length` characters, the last an ellipsis if the text was cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -227,81 +218,38 @@ def in_words(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def head_of(column: Column) -> ColumnHeader:
-    return ColumnHeader(column.title, column.better, column.meaning)
+def plural(count: int, one: str, many: str = "") -> str:
+    """1 run, 2 runs."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def _each(settings: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(settings))
-
-
-def _known(settings: Sequence[dict[str, Any]], column: Column) -> bool:
-    return any(column.key in s["metrics"] for s in settings)
-
-
-def _name(k: int, setting: dict[str, Any]) -> TableCell:
-    return TableCell(setting["title"], style=k)
+def _title(k: int, group: GroupResult) -> TableCell:
+    return TableCell(group.title, style=k)
 
 
 def _count(number: int) -> TableCell:
     return TableCell(str(number), value=number)
 
 
-def mean_cells(setting: dict[str, Any], columns: Sequence[Column]) -> list[TableCell]:
-    cells = []
-    for column in columns:
-        found = setting["metrics"].get(column.key)
-        if found is None:
-            cells.append(TableCell("–"))
-            continue
-        spread = "" if found["sd"] is None else column.text(found["sd"])
-        cells.append(TableCell(column.text(found["mean"]), spread, value=found["mean"]))
-    return cells
+def _equivalent(size: float | str | None) -> TableCell:
+    if size is None:
+        return MISSING
+    if isinstance(size, str):  # more than 5
+        return TableCell(size.replace("more than", ">"), value=math.inf)
+    return TableCell(f"{size:.1f}", value=size)
 
 
-def difference_cell(column: Column, found: dict[str, Any] | None) -> TableCell:
-    if found is None:
-        return TableCell("–")
-    text, low, high = column.text(found["mean"], sign=True), found["low"], found["high"]
-    aside = "" if low is None else f"[{column.text(low)}, {column.text(high)}]"
-    return TableCell(text, aside=aside, value=found["mean"], verdict=verdict(column, found))
-
-
-def _equivalent(worth: float | str | None) -> TableCell:
-    if worth is None:
-        return TableCell("–")
-    if isinstance(worth, str):  # more than 5
-        return TableCell(worth.replace("more than", ">"), value=math.inf)
-    return TableCell(fixed(worth, 1), value=worth)
-
-
-def with_best(heads: Sequence[ColumnHeader], rows: Sequence[Sequence[TableCell]]) -> tuple[tuple[TableCell, ...], ...]:
-    """The best of each column marked; what prints as the same number is as good."""
-    marked = [list(row) for row in rows]
-    for place, head in enumerate(heads):
-        values = [(row[place].value, row[place].text) for row in rows if row[place].value is not None]
-        if not head.better or len(values) < 2:
-            continue
-        pick = max if head.better == "high" else min
-        best = pick(values, key=lambda pair: pair[0] or 0.0)[1]
-        for row in marked:
-            row[place] = replace(row[place], best=row[place].text == best)
-    return tuple(map(tuple, marked))
-
-
-def _corrupted_sets(results: dict[str, Any]) -> str:
-    """How many there are, where that is not all."""
-    sets = [name for name in results["conditions"] if name.rpartition("-")[0] in CORRUPTIONS]
-    whole = len(CORRUPTIONS) * len(SEVERITIES)
-    if not 0 < len(sets) < whole:
-        return ""
-    return f"cA, cNLL, cBrier and cECE are of {len(sets)} corrupted test sets, not of all {whole}."
-
-
-def _seeds(settings: Sequence[dict[str, Any]]) -> str:
-    counts = sorted({len(s["seeds"]) for s in settings})
+def _seeds_note(groups: Sequence[GroupResult]) -> str:
+    counts = sorted({len(group.seeds) for group in groups})
     if counts == [1]:
         return "One seed each."
-    few = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    bold = " The best are bold." if len(settings) > 1 else ""
-    return f"Mean ± standard deviation over {few} seeds.{bold}"
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"Mean ± standard deviation over {seeds} seeds.{' Best values in bold.' if len(groups) > 1 else ''}"
+
+
+def _corruptions_note(results: EvaluationResults) -> str:
+    """The number of corrupted test sets, unless it is the full benchmark or none."""
+    count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
+    if not 0 < count < every:
+        return ""
+    return f"Corrupted metrics (cA, cNLL, …) are means over {count} of {every} corrupted test sets."

@@ -1,102 +1,88 @@
-"""Which view members use: each member by what it can do with one view only, and the same in tables."""
+"""Which view of the input the members use: accuracy with only one view, as a figure and as tables."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from markupsafe import Markup
-
+from featureflock.evaluation.metrics.registry import METRICS
+from featureflock.evaluation.results import EvaluationResults, RunResult
 from featureflock.report import svg
-from featureflock.report.panels import HEIGHT, Figure, heading, plot_of
+from featureflock.report.plots import HEIGHT, Figure, heading, plot_area
 from featureflock.report.rows import ReportRow
-from featureflock.report.svg import Point, tag
-from featureflock.report.tables import CLEAN, Column, Table, averages, cut, differences
+from featureflock.report.svg import Panel, Point, tag
+from featureflock.report.tables import Table, differences, metric_table, metrics_in, shorten
 
 _WIDTH = 300
 
 
-def view_figure(settings: list[ReportRow]) -> Figure | None:
-    """A dot for each member: its accuracy with only one view, and with only the other."""
-    names = tuple(settings[0].measured[0].get("views", {}).get("only", ()))
+def view_figure(rows: Sequence[ReportRow]) -> Figure | None:
+    """A dot per member: its accuracy with only the first view against its accuracy with only the second."""
+    first = rows[0].runs[0].views
+    names = list(first.only) if first is not None else []
     if len(names) != 2:
         return None
-    every = [point for s in settings for e in s.measured for point in (*_members(e), _ensemble(e))]
-    spans = [svg.padded(values, floor=0, top=1) for values in zip(*every, strict=True)]
-    panels = [_panel(s, names, spans[0], spans[1]) for s in settings]
+    points = [point for row in rows for run in row.runs for point in (*_members(run), _ensemble(run))]
+    x_range, y_range = (svg.padded(values, floor=0, top=1) for values in zip(*points, strict=True))
+    panels = [_panel(row, names, x_range, y_range) for row in rows]
     caption = (
-        f"Each circle is a member: its accuracy where all but the {names[0]} is blank, and where all but the "
-        f"{names[1]} is. The large mark is the ensemble. Members that specialise would lie at the lower right and "
-        "at the upper left. Dotted lines are chance, where they are within the axes, which are the same in all panels. "
-        "All seeds are shown."
+        f"Each circle is a member: its accuracy where everything but the {names[0]} is blank, against its accuracy "
+        f"where everything but the {names[1]} is blank. The diamond is the ensemble. Members that specialise would lie "
+        "at the lower right and the upper left. Dotted lines mark chance. All seeds are shown, and all panels have the "
+        "same axes."
     )
-    return Figure("views", "What members can do with one view", caption, panels, [], natural=_WIDTH)
+    return Figure("views", "Accuracy of members with one view", caption, panels, [])
 
 
-def view_tables(results: dict[str, Any]) -> list[Table | None]:
-    """What is left with one view, which view drives members, and how that differs from Deep Ensembles."""
-    names = [name.removeprefix("only-") for name in results.get("conditions", ()) if name.startswith("only-")]
-    if len(names) != 2:
-        return []
-    columns = (CLEAN[0], *_columns(*names))
-    return [
-        averages("views-table", "With one view only, and what drives members", results, columns),
-        differences(results, columns, "view-differences"),
-    ]
-
-
-def _columns(first: str, second: str) -> tuple[Column, ...]:
-    alone = [
-        column
-        for view in (first, second)
-        for column in (
-            Column(f"only_{view}_accuracy", f"only {view}, %", 1, "high", "accuracy of the ensemble", True),
-            Column(f"only_{view}_best_member_accuracy", f"best member, only {view}, %", 1, "high", "the same", True),
-        )
-    ]
+def view_tables(results: EvaluationResults) -> tuple[Table | None, Table | None]:
+    """Metrics of views, and their differences vs Deep Ensembles; None if there are none."""
+    metrics = metrics_in(results, "views")
+    if not metrics:
+        return None, None
+    metrics = [METRICS["accuracy"], *metrics]
     return (
-        *alone,
-        Column("covered_views", "views covered", 1, "", "for how many some member can do without the other"),
-        Column(f"{first}_share", f"{first}’s share", 3, "", f"how much of members' predictions the {first} drives"),
-        Column("view_difference_by_input", "difference by input", 3, "", "of two members' shares, input by input"),
-        Column("view_difference_on_average", "on average", 3, "", "of two members' mean shares"),
+        metric_table(results, "views", "Accuracy with one view, and what drives the members", metrics),
+        differences(results, metrics, "view-differences"),
     )
 
 
-def _panel(s: ReportRow, names: tuple[str, ...], x_span: Point, y_span: Point) -> Markup:
-    plot = plot_of(*x_span, *y_span, wide=_WIDTH)
-    x_ticks, y_ticks = (
-        svg.labelled([t / 100 for t in svg.ticks(100 * low, 100 * high)], 100) for low, high in (x_span, y_span)
-    )
+def _panel(row: ReportRow, names: Sequence[str], x_range: Point, y_range: Point) -> Panel:
+    plot = plot_area(x_range, y_range, _WIDTH)
+    parts = [heading(shorten(row.title, 38))]
     y_label = f"correct with only the {names[1]}, %"
-    parts = [heading(cut(s.title, 38))]
     parts.append(tag("text", y_label, class_="tick", x=_WIDTH - 10, y=27, text_anchor="end"))
-    parts.append(plot.frame(x_ticks, y_ticks, f"correct with only the {names[0]}, %"))
-    chance = s.measured[0]["views"]["chance"]
-    if x_span[0] < chance < x_span[1]:
-        parts.append(plot.line([(chance, y_span[0]), (chance, y_span[1])], "ideal"))
-    if y_span[0] < chance < y_span[1]:
-        parts.append(plot.line([(x_span[0], chance), (x_span[1], chance)], "ideal"))
-    dots, marks = [], []
-    for e in s.measured:
-        for i, (x, y) in enumerate(_members(e) if e["members"] > 1 else []):
-            dots.append(plot.mark(0, x, y, f"seed {e['seed']}, member {i + 1}: {_in_words(x, y)}", "hollow dot", 3.5))
-        x, y = _ensemble(e)
-        marks.append(plot.mark(3, x, y, f"seed {e['seed']}, ensemble: {_in_words(x, y)}", "mark", 6))
-    parts.append(svg.coloured(s.style, *dots, *marks))
-    xs, ys = zip(*(point for e in s.measured for point in _members(e)), strict=True)
+    x_label = f"correct with only the {names[0]}, %"
+    parts.append(plot.frame(svg.percent_ticks(*x_range), svg.percent_ticks(*y_range), x_label))
+    assert row.runs[0].views is not None
+    chance = row.runs[0].views.chance
+    if x_range[0] < chance < x_range[1]:
+        parts.append(plot.line([(chance, y_range[0]), (chance, y_range[1])], "ideal"))
+    if y_range[0] < chance < y_range[1]:
+        parts.append(plot.line([(x_range[0], chance), (x_range[1], chance)], "ideal"))
+    circles, diamonds = [], []
+    for run in row.runs:
+        for i, (x, y) in enumerate(_members(run) if run.members > 1 else []):
+            text = f"seed {run.seed}, member {i + 1}: {_correct(x, y)}"
+            circles.append(plot.marker(0, x, y, text, "hollow dot", 3.5))
+        x, y = _ensemble(run)
+        diamonds.append(plot.marker(3, x, y, f"seed {run.seed}, ensemble: {_correct(x, y)}", size=6))
+    parts.append(svg.coloured(row.style, *circles, *diamonds))
+    by_view = zip(*(point for run in row.runs for point in _members(run)), strict=True)
     ranges = (
-        f"{100 * min(v):.1f} to {100 * max(v):.1f} % with only the {n}" for v, n in zip((xs, ys), names, strict=True)
+        f"{100 * min(values):.1f} to {100 * max(values):.1f} % with only the {name}"
+        for values, name in zip(by_view, names, strict=True)
     )
-    return svg.picture(_WIDTH, HEIGHT, f"Members of {s.title}: {' and '.join(ranges)} correct.", *parts)
+    return svg.panel(_WIDTH, HEIGHT, f"Members of {row.title}: {' and '.join(ranges)} correct.", *parts)
 
 
-def _members(entry: dict[str, Any]) -> list[Point]:
-    first, second = (part["member_accuracy"] for part in entry["views"]["only"].values())
+def _members(run: RunResult) -> list[Point]:
+    assert run.views is not None
+    first, second = (scores.member_accuracy for scores in run.views.only.values())
     return list(zip(first, second, strict=True))
 
 
-def _ensemble(entry: dict[str, Any]) -> Point:
-    x, y = (part["raw"]["accuracy"] for part in entry["views"]["only"].values())
+def _ensemble(run: RunResult) -> Point:
+    assert run.views is not None
+    x, y = (scores.raw["accuracy"] for scores in run.views.only.values())
     return x, y
 
 
-def _in_words(x: float, y: float) -> str:
+def _correct(x: float, y: float) -> str:
     return f"{100 * x:.1f} % and {100 * y:.1f} % correct"

@@ -1,73 +1,101 @@
-"""The files of a report, each written whole or not at all."""
+"""Write a report from evaluation results, and read results again.
 
-import base64
+    results.json    every number
+    images/         PNG files that the results name
+    table.md        the main tables as Markdown
+    table.tex       the main tables for LaTeX
+    figures/        every figure as an SVG file
+    report.html     everything on one page
+
+The files are functions of results.json and images/ alone.
+"""
+
+import io
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
-from featureflock.evaluation.evaluate_runs import Evaluation
-from featureflock.report import figures
-from featureflock.report.cam_grid import map_grid
-from featureflock.report.formats import latex, latex_text, markdown
-from featureflock.report.page import page
-from featureflock.report.panels import alone
-from featureflock.report.rows import shown_settings
-from featureflock.report.tables import comparison, differences
-from featureflock.report.views import view_figure, view_tables
+from PIL import Image
+
+from featureflock.evaluation.results import EvaluationResults
+from featureflock.report.formats import latex, latex_text, main_tables, markdown
+from featureflock.report.page import build_sections, render_page
+from featureflock.report.plots import Figure, standalone
 from featureflock.utils.files import write_atomically
 from featureflock.version import __version__
 
 
-def write_report(evaluation: Evaluation, folder: Path) -> Path:
-    """Write the page report.html, results.json, table.md and table.tex into a folder; gives the page's path.
+def write_report(results: EvaluationResults, images: Mapping[str, bytes], folder: Path) -> Path:
+    """Write all files of a report and return the path of report.html.
 
-    The paper's figures, where there are numbers for them, stand beside it as files of their own: severity.svg,
-    sizes.svg, map_similarity.svg and maps.png; for data with two views also views.svg.
+    Args:
+        results: what to report.
+        images: PNG files by the names that the results use.
+        folder: where to write; made if it does not exist.
     """
-    html, settings = page(evaluation).encode(), shown_settings(evaluation)
-    found = {
-        "severity": figures.corruption_boxes(settings),
-        "sizes": figures.by_trained_size(settings),
-        "map_similarity": figures.map_similarity(settings),
-        "views": view_figure(settings),
-    }
-    maps = map_grid(evaluation, settings)
-    write_tables(evaluation, folder)
-    for name, figure in found.items():
-        if figure is not None:
-            _write(folder / f"{name}.svg", alone(figure).encode())
-    if maps is not None:
-        _write(folder / "maps.png", base64.b64decode(maps.picture.partition(",")[2]))
+    write_tables(results, images, folder)
+    sections = build_sections(results, images)
+    for section in sections:
+        for part in section.parts:
+            if isinstance(part, Figure):
+                _write(folder / "figures" / f"{part.name}.svg", standalone(part))
     path = folder / "report.html"
-    _write(path, html)
+    _write(path, render_page(results, sections))
     return path
 
 
-def write_tables(evaluation: Evaluation, folder: Path) -> list[Path]:
-    """Write results.json, table.md and table.tex only; gives their paths."""
-    results = evaluation.results
-    tables = [table for table in (comparison(results), differences(results), *view_tables(results)) if table]
-    title = f"{results['data']}: {results['examples']} test examples"
-    text = "\n".join(f"## {table.title}\n\n{markdown(table)}" for table in tables)
-    source = (
+def write_tables(results: EvaluationResults, images: Mapping[str, bytes], folder: Path) -> list[Path]:
+    """Write results.json, images/, table.md and table.tex only; return the paths of the three files."""
+    tables = main_tables(results)
+    title = f"{results.data}: {results.examples} test examples"
+    comment = (
         f"% {latex_text(title)}, by featureflock {__version__}. "
         "Needs \\usepackage{booktabs}, and \\usepackage{amssymb} for triangles.\n"
     )
-    parts = [latex(table, f"tab:{table.name}") for table in tables]
     files = {
-        "results.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
-        "table.md": f"# {title}\n\n{text}",
-        "table.tex": "\n".join([source, *parts]),
+        "results.json": json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n",
+        "table.md": f"# {title}\n\n" + "\n".join(f"## {table.title}\n\n{markdown(table)}" for table in tables),
+        "table.tex": "\n".join([comment, *map(latex, tables)]),
     }
-    for name, content in files.items():
-        _write(folder / name, content.encode())
+    for name, data in images.items():
+        _write(folder / "images" / name, data)
+    for name, text in files.items():
+        _write(folder / name, text)
     return [folder / name for name in files]
 
 
-def _write(path: Path, data: bytes) -> None:
+def read_report(path: Path) -> tuple[EvaluationResults, dict[str, bytes]]:
+    """Results and images from a results.json file, or from the folder that holds it."""
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        results = EvaluationResults.read(file)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}); give a results.json file.") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from error
+    names = [example.image for example in results.disputed if example.image is not None]
+    names += [results.cam_figure.image] if results.cam_figure is not None else []
+    return results, {name: _read_image(file, name) for name in names}
+
+
+def _read_image(file: Path, name: str) -> bytes:
+    path = file.parent / "images" / name
+    if PurePosixPath(name).name != name:
+        raise ValueError(f"{file} names an image {name!r} outside of images/; evaluate the runs again.")
+    try:
+        data = path.read_bytes()
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            image.verify()
+    except (OSError, SyntaxError) as error:
+        state = "is not a PNG image" if path.is_file() else "is missing"
+        raise ValueError(f"{path}, named in {file.name}, {state}; evaluate the runs again.") from error
+    return data
+
+
+def _write(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
+        write_atomically(path, content if isinstance(content, bytes) else content.encode())
     except OSError as error:
-        raise OSError(
-            f"{path} could not be written ({error.strerror or error}); give another folder for the report or make room."
-        ) from error
+        reason = error.strerror or error
+        raise OSError(f"{path} could not be written ({reason}); choose another folder or free some space.") from error

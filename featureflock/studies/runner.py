@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 from featureflock.data import DataSet
-from featureflock.evaluation import Evaluation, EvaluationProtocol, cache_predictions, evaluate, mean
+from featureflock.evaluation import Evaluation, EvaluationProtocol, RunResult, cache_predictions, evaluate_runs, mean
 from featureflock.evaluation.calibration import BOUNDS
-from featureflock.evaluation.evaluate_runs import EvaluationProgress
+from featureflock.evaluation.evaluate import EvaluationProgress
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
@@ -143,16 +143,16 @@ def run_study(
     for run in distinct:
         by_data.setdefault(run.recipe.data, []).append(run.folder)
     evaluations = tuple(
-        evaluate(folders, protocol, compute=compute, progress=progress, say=log) for folders in by_data.values()
+        evaluate_runs(folders, protocol, compute=compute, progress=progress, log=log) for folders in by_data.values()
     )
     folders = [path for paths in by_data.values() for path in paths]
-    entries = [entry for evaluation in evaluations for entry in evaluation.results["runs"]]
+    entries = [entry for evaluation in evaluations for entry in evaluation.results.runs]
     measured = dict(zip(folders, entries, strict=True))
     results = {
         "what": study.title,
         "scale": scale,
-        "test_examples": entries[0]["clean"]["examples"],
-        "corrupted_examples": protocol.of_corrupted,
+        "test_examples": entries[0].clean.examples,
+        "corrupted_examples": protocol.examples_per_corruption,
         "rows": _compare(study, runs, measured),
         "runs": [_summarise(run, measured[run.folder]) for run in distinct],
         "provenance": provenance(),
@@ -197,7 +197,7 @@ def _complete_in_processes(
             raise
 
 
-def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunResult]) -> list[dict[str, Any]]:
     """Mean over seeds of each row, and the differences from its Deep Ensembles."""
     scores: dict[str, dict[int, dict[str, float]]] = {}  # by row, seed and metric
     unreliable: dict[str, set[str]] = {}
@@ -221,28 +221,28 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, dict[s
         }
         if baseline is not None:
             row["against"] = baseline.row.title
-            row["differences"] = paired_differences(ours, scores[_row_key(baseline)])
+            differences = paired_differences(ours, scores[_row_key(baseline)])
+            row["differences"] = {name: difference._asdict() for name, difference in differences.items()}
         rows.append(row)
     return rows
 
 
-def _at_bound(entry: dict[str, Any], key: str) -> bool:
+def _at_bound(entry: RunResult, key: str) -> bool:
     """Whether a calibrated metric depends on the bound of the temperature, because a fitted temperature is at it."""
     if not find_metric(key).uncalibrated:
         return False
-    corrupted = [part for by_severity in entry.get("corrupted", {}).values() for part in by_severity.values()]
-    sets = corrupted if "corrupted" in key else [entry["clean"]]
-    return any(temperature in BOUNDS for part in sets for temperature in part["temperatures"])
+    corrupted = [part for by_severity in entry.corrupted.values() for part in by_severity.values()]
+    sets = corrupted if "corrupted" in key else [entry.clean]
+    return any(temperature in BOUNDS for part in sets for temperature in part.temperatures)
 
 
 def _row_key(run: StudyRun) -> str:
     return f"{_folder_name(replace(run.recipe, seed=0))}, {run.size}"
 
 
-def _scores(entry: dict[str, Any], size: int) -> dict[str, float]:
+def _scores(entry: RunResult, size: int) -> dict[str, float]:
     """A run's summary, or the scores of its sub-ensembles of this size."""
-    scores: dict[str, float] = entry["summary"] if size == entry["members"] else entry["clean"]["by_size"][str(size)]
-    return scores
+    return entry.summary if size == entry.members else entry.details.by_size[str(size)]
 
 
 def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
@@ -255,19 +255,19 @@ def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
     return next(iter(same_size or (candidates if run.size == 1 else [])), None)
 
 
-def _summarise(run: StudyRun, entry: dict[str, Any]) -> dict[str, Any]:
+def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
     result = RunFolder(run.folder).read("result.json")
     return {
         "folder": run.folder.name,
         "title": run.row.title,
         "seed": run.recipe.seed,
-        "members": entry["members"],
-        "recipe": entry["recipe"],
-        "numbers": entry["summary"],
+        "members": entry.members,
+        "recipe": entry.recipe,
+        "numbers": entry.summary,
         "train_accuracy": result["train"]["accuracy"] / 100,
         "seconds": result["seconds"],
-        "commits": sorted({start.get("commit") or "unknown" for start in entry["environment"]}),
-        "machine": entry["environment"][-1].get("machine"),
+        "commits": sorted({start.get("commit") or "unknown" for start in entry.environment}),
+        "machine": entry.environment[-1].get("machine"),
     }
 
 

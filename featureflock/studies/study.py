@@ -136,7 +136,7 @@ class Study:
         groups = {find_metric(column).group for column in self.columns}
         corrupted = not groups.isdisjoint({"corrupted", "severity"}) or any("corrupted" in c for c in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
-        full = EvaluationProtocol(maps=maps, unfamiliar=None if "ood" in groups else ())
+        full = EvaluationProtocol(maps=maps, ood=None if "ood" in groups else ())
         if not corrupted:
             full = replace(full, corruptions=())
         if scale == "smoke":

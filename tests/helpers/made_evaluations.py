@@ -1,96 +1,186 @@
-"""Evaluations of runs that were never trained: predictions are drawn, all else is as `evaluate` makes it."""
+"""Evaluation results with random scores, and images for them, for tests of reports."""
 
-import torch
+import io
+import random
 
-from featureflock.data import Splits, TensorExamples
-from featureflock.evaluation.cam_cache import _file, _identity
-from featureflock.evaluation.evaluate_runs import Evaluation
-from featureflock.evaluation.predictions import keep
-from featureflock.evaluation.run_metrics import compare, measure_run
-from featureflock.evaluation.runs import TrainedRun, settings
-from featureflock.evaluation.test_sets import EvaluationSet
-from featureflock.training.run_folder import RunFolder
+import numpy as np
+from PIL import Image
+
+from featureflock.evaluation.results import (
+    CamFigure,
+    CleanDetails,
+    DisputedExample,
+    EvaluationResults,
+    GroupResult,
+    ReliabilityCurve,
+    RunResult,
+    SingleViewScores,
+    TestSetInfo,
+    TestSetScores,
+    ViewResults,
+)
+from featureflock.evaluation.statistics import mean, paired_difference
 from featureflock.utils.provenance import provenance
 
-TWO = ({"class": "DeepEnsembles"}, {"class": "FeatureWGD", "rank": 5})
+BASELINE = "Deep Ensembles"
+DETECTION, MEASURES = ("auroc", "aupr", "fpr95"), ("entropy", "mutual_information", "top_probability")
 
 
-def make_evaluation(
-    folder,
-    methods=TWO,
+def make_results(
+    methods=(BASELINE, "feature-WGD"),
     *,
     seeds=(0, 1, 2),
     members=3,
-    classes=4,
     names=("cat", "dog", "owl", "ship"),
-    examples=60,
     corruptions=("fog", "shot_noise", "contrast"),
     severities=(1, 5),
-    unfamiliar=("noise",),
+    ood=("noise",),
+    views=(),
     maps=True,
-    pictures=True,
+    images=True,
 ):
-    """`members` are one number for all methods, except that Single has 1. The later a method, the better it is."""
-    noise = torch.Generator().manual_seed(0)
-    labels = torch.arange(examples) % classes
-    shape = (3, 8, 8) if pictures else (6,)
-    x = torch.randint(256, (examples, *shape), generator=noise).to(torch.uint8)
-    test = TensorExamples(x if pictures else x.float(), labels)
-    splits = Splits(test, test, classes, class_names=tuple(names))
-    positions = torch.arange(examples)
-    labelled = [
-        "clean",
-        *(f"{c}-{s}" for c in corruptions for s in severities),
-        *(f"unfamiliar-{u}" for u in unfamiliar),
+    """One group of runs per method. "Single" has one member; with no images, inputs are vectors."""
+    chance = random.Random(0)
+    sizes = {method: 1 if method == "Single" else members for method in methods}
+    tested = [("clean", "clean"), *((view, "view") for view in views)]
+    tested += [(f"{c}-{s}", "corrupted") for c in corruptions for s in severities] + [(o, "ood") for o in ood]
+    runs = [
+        _run(chance, method, seed, sizes[method], k, corruptions, severities, ood, views, maps)
+        for k, method in enumerate(methods)
+        for seed in seeds
     ]
-    conditions = [EvaluationSet(name, name, positions, test.select) for name in labelled]
-    mapped = {"clean": conditions[:1], "corrupted": conditions[1:2]} if maps else {}
-    runs = [_run(folder, method, seed, members) for method in methods for seed in seeds]
-    for run in runs:
-        n = run.recipe["members"]
-        for condition in conditions:
-            skill = 0.8 - 0.1 * int(condition.name[-1]) if condition.name[-1].isdigit() else 0.8
-            skill = 0.0 if condition.is_unfamiliar else skill
-            logits = torch.randn(n, examples, classes, generator=noise)
-            logits[:, positions, labels] += skill * (1 + 0.1 * methods.index(run.recipe["method"]))
-            tensors = {
-                "log_probs": logits.log_softmax(-1),
-                "labels": labels,
-                "positions": positions,
-                "asked": positions + 0,
-            }
-            keep(run, condition.name, condition.identity, tensors)
-        for which, chosen in mapped.items():
-            heat = torch.rand(n, examples, 4, 4, generator=noise)
-            held = {"maps": heat, "classes": labels.expand(n, -1).contiguous(), "positions": positions}
-            keep(run, _file(which), _identity(chosen), held)
-    measured = {str(run): measure_run(run, run.folder.path.name, conditions, mapped) for run in runs}
-    rows = settings(runs)
-    results = {
-        "data": "Digits",
-        "classes": classes,
-        "class_names": list(names),
-        "examples": examples,
-        "conditions": labelled,
-        "runs": list(measured.values()),
-        "settings": compare(rows, measured),
-        "provenance": provenance(),
-    }
-    return Evaluation(results, rows, splits, conditions, mapped)
+    ensembles = [method for method in methods if sizes[method] > 1]
+    count = 8 if ensembles else 0
+    disputed = [_disputed(chance, k, ensembles, members, len(names) or 9, images) for k in range(count)]
+    return EvaluationResults(
+        data="Digits",
+        classes=len(names) or 9,
+        class_names=list(names),
+        examples=60,
+        test_examples=100,
+        test_sets=[TestSetInfo(name, kind, 60) for name, kind in tested],
+        notes=["Corruptions were generated with seed 0."] if corruptions else [],
+        runs=runs,
+        groups=[_group(method, runs) for method in methods],
+        provenance=provenance(),
+        disputed=disputed,
+        cam_figure=CamFigure("maps.png", ensembles, [0, 1, 2], members, [seeds[0]] * len(ensembles))
+        if maps and images and ensembles
+        else None,
+    )
 
 
-def _run(folder, method, seed, members):
-    n = 1 if method["class"] == "Single" else members
-    recipe = {"class": "Recipe", "data": {"class": "Digits"}, "method": method, "members": n, "seed": seed}
-    words = "-".join(map(str, method.values())).replace("/", "")
-    path = folder / f"{words}-{seed}"
-    path.mkdir(parents=True)
-    started = provenance() | {
-        "command": f"featureflock train digits --seed {seed}",
-        "compute": {"precision": "float32"},
-    }
-    lines = [
+def make_images(results):
+    """PNG files by the names that the results use."""
+    names = [example.image for example in results.disputed if example.image is not None]
+    names += [results.cam_figure.image] if results.cam_figure is not None else []
+    return {name: _png(k) for k, name in enumerate(names)}
+
+
+def _run(chance, method, seed, n, rank, corruptions, severities, ood, views, maps):
+    skill = 0.6 + 0.03 * rank
+    clean = _test_set(chance, skill)
+    corrupted = {c: {str(s): _test_set(chance, skill - 0.05 * s) for s in severities} for c in corruptions}
+    sets = [part for by_severity in corrupted.values() for part in by_severity.values()]
+    kinds = ("calibrated", "raw") if sets else ()
+    corrupted_mean = {kind: _mean_scores([getattr(part, kind) for part in sets]) for kind in kinds}
+    details = CleanDetails(
+        temperature=1 + chance.random(),
+        member_accuracy=[skill - 0.1 * chance.random() for _ in range(n)],
+        reliability={kind: _reliability(chance) for kind in ("raw", "calibrated")},
+        risk_coverage={"coverage": [0.1 * k for k in range(1, 11)], "risk": [0.04 * k for k in range(1, 11)]},
+        by_size={str(k): clean.calibrated if k == n else _scores(chance, skill - 0.02) for k in range(1, n + 1)},
+        diversity={"disagreement": chance.random(), "mutual_information": chance.random()} if n > 1 else {},
+    )
+    only = {v: SingleViewScores(_scores(chance, 0.4), [chance.random() for _ in range(n)]) for v in views}
+    view_results = ViewResults(only, 0.25, [True] * len(only)) if views else None
+    summary = clean.calibrated | {f"raw_{key}": clean.raw[key] for key in ("nll", "brier", "ece")}
+    summary |= {"temperature": details.temperature, "member_accuracy": sum(details.member_accuracy) / n}
+    summary |= {f"corrupted_{key}": value for key, value in corrupted_mean.get("calibrated", {}).items()}
+    summary |= {f"accuracy_at_severity_{s}": chance.random() for s in severities if corruptions}
+    summary |= details.diversity | {f"only_{v}_accuracy": scores.raw["accuracy"] for v, scores in only.items()}
+    if maps and n > 1:
+        summary |= {"map_similarity": chance.random(), "corrupted_map_similarity": chance.random()}
+    detection = {o: {m: {d: chance.random() for d in DETECTION} for m in MEASURES} for o in ood}
+    summary |= {f"auroc_{name}": found["entropy"]["auroc"] for name, found in detection.items()}
+    curves = [
         {"epoch": k, "cross_entropy": 2 / k, "accuracy": 50 + k, "validation": {"accuracy": 45 + k, "nll": 1 / k}}
         for k in (1, 2, 3)
     ]
-    return TrainedRun(RunFolder(path), recipe, [started], {"members": n, "seconds": 3.5}, lines, f"{words}{seed}")
+    started = provenance() | {"command": f"featureflock train digits --seed {seed}", "compute": {"device": "cpu"}}
+    recipe = {"class": "Recipe", "data": {"class": "Digits"}, "method": {"class": method, "rank": rank}}
+    return RunResult(
+        name=f"{method}-{seed}",
+        method=method,
+        seed=seed,
+        members=n,
+        clean=clean,
+        details=details,
+        summary=summary,
+        views=view_results,
+        corrupted=corrupted,
+        corrupted_mean=corrupted_mean,
+        ood=detection,
+        training={"members": n, "seconds": 3.5, "steps": 1200},
+        curves=curves,
+        recipe=recipe | {"members": n, "seed": seed},
+        environment=[started],
+    )
+
+
+def _group(method, runs):
+    own, base = ({run.seed: run.summary for run in runs if run.method == m} for m in (method, BASELINE))
+    found = [run for run in runs if run.method == method]
+    keys = list(found[0].summary)
+    is_compared = base and method != BASELINE
+    return GroupResult(
+        title=method,
+        method=method,
+        members=found[0].members,
+        runs=[run.name for run in found],
+        seeds=list(own),
+        metrics={key: mean([summary[key] for summary in own.values()]) for key in keys},
+        baseline=BASELINE if is_compared else None,
+        differences={
+            key: paired_difference({s: v[key] for s, v in own.items()}, {s: v[key] for s, v in base.items()})
+            for key in keys
+            if is_compared and key in next(iter(base.values()))
+        },
+        deep_ensemble_equivalent=float(found[0].members) if method == BASELINE else f"more than {found[0].members}",
+    )
+
+
+def _test_set(chance, skill):
+    return TestSetScores(_scores(chance, skill), _scores(chance, skill), [1.0, 1.1], 60)
+
+
+def _scores(chance, skill):
+    accuracy = skill + 0.02 * chance.random()
+    return {
+        "accuracy": accuracy,
+        "nll": 2 * (1 - accuracy),
+        "brier": 1 - accuracy,
+        "ece": 0.1 * chance.random(),
+        "aurc": 0.2 * chance.random(),
+    }
+
+
+def _mean_scores(many):
+    return {key: sum(scores[key] for scores in many) / len(many) for key in many[0]}
+
+
+def _reliability(chance):
+    count = [0.0] * 7 + [float(chance.randint(1, 9)) for _ in range(8)]
+    middle = [(k + 0.5) / 15 if n else None for k, n in enumerate(count)]
+    return ReliabilityCurve([k / 15 for k in range(16)], count, middle, [m and m * chance.random() for m in middle])
+
+
+def _disputed(chance, k, methods, members, classes, images):
+    votes = {method: [(chance.randrange(classes), chance.random()) for _ in range(members)] for method in methods}
+    return DisputedExample(10 + k, k % classes, 1 - 0.1 * k, f"disputed-{10 + k}.png" if images else None, votes)
+
+
+def _png(seed):
+    pixels, data = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8), io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()

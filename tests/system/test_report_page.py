@@ -3,18 +3,12 @@
 import pytest
 from helpers.browser import launch_browser, open_page
 from helpers.chromium import find_chromium
-from helpers.made_evaluations import make_evaluation
+from helpers.made_evaluations import make_images, make_results
 
 from featureflock.report import write_report
 
-HOSTILE = "</script><script>document.title='gone'</script><img src=x onerror=alert(1)>\"'`${1}"
-METHODS = [
-    {"class": "DeepEnsembles"},
-    {"class": "FeatureWGD", "rank": 5},
-    {"class": "FeatureWGD", "rank": 6, "a name without an end " * 4: "value" * 30},
-    {"class": HOSTILE},
-    {"class": "Single"},
-]
+HOSTILE = "</script><script>document.title='changed'</script><img src=x onerror=alert(1)>\"'`${1}"
+METHODS = ["Deep Ensembles", "feature-WGD", "feature-WGD, with a very long name " * 4 + "x" * 150, HOSTILE, "Single"]
 NUMBERS = """[...document.querySelectorAll("#table-%s tbody tr")].map(row => row.cells[%d].textContent.trim())"""
 
 
@@ -34,12 +28,9 @@ def show(browser, report):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
     names = (HOSTILE, "a cat", "owl " * 30, "ship")
-    made = make_evaluation(
-        folder / "runs", METHODS, seeds=(0, 1), corruptions=("fog", "snow"), severities=(3,), names=names
-    )
-    return write_report(made, folder)
+    results = make_results(METHODS, seeds=(0, 1), corruptions=("fog", "snow"), severities=(3,), names=names)
+    return write_report(results, make_images(results), tmp_path_factory.mktemp("report"))
 
 
 def value(text):
@@ -79,7 +70,7 @@ def test_every_run_says_where_it_comes_from(show):
     for words in ("seed 0", "seed 1", "featureflock train digits --seed 1", "cores", "torch", "commit", "3.5 s"):
         assert words in shown
     marked = page.evaluate("[...document.querySelectorAll('.source:nth-of-type(2) .differs')].map(d => d.innerText)")
-    assert [text.split() for text in marked] == [["method", "FeatureWGD"], ["method", "rank", "5"], ["members", "3"]]
+    assert [text.split() for text in marked] == [["method", "feature-WGD"], ["method", "rank", "1"], ["members", "3"]]
 
 
 def test_every_figure_has_words(show):
@@ -137,8 +128,8 @@ def test_negative_numbers_sort_as_numbers(show):
 def test_what_has_no_number_goes_last(show):
     page, _ = show()
     for _ in range(2):
-        page.click("#table-members-table th:nth-child(3) button")
-        assert page.evaluate(NUMBERS % ("members-table", 0))[-1] == "Single"
+        page.click("#table-members th:nth-child(3) button")
+        assert page.evaluate(NUMBERS % ("members", 0))[-1] == "Single"
 
 
 def test_headings_sort_from_the_keyboard(show):

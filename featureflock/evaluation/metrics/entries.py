@@ -41,7 +41,7 @@ def _covered_views(run: "RunPredictions") -> float | None:
     return None if run.view_results is None else float(sum(run.view_results.covered))
 
 
-def _first_view_share(run: "RunPredictions", view: str) -> float:
+def _first_view_fraction(run: "RunPredictions", view: str) -> float:
     assert run.view_results is not None
     assert run.view_results.member_share is not None
     return fmean(run.view_results.member_share)
@@ -223,7 +223,7 @@ _add(
         "fraction {}",
         "",
         "fixed:3",
-        _first_view_share,
+        _first_view_fraction,
         "fraction of the members' predictions that the {} view drives",
         "views",
         _two_views,

@@ -1,4 +1,4 @@
-"""Conditional redundancy: its parts by their definitions, and the estimate where the answer is known."""
+"""Conditional redundancy: its parts against their definitions, the estimate against closed forms."""
 
 import math
 
@@ -29,7 +29,7 @@ def information(rho: float, h: int) -> float:
 
 
 @pytest.mark.parametrize("classes", [1, 3, 40, 10_000])
-def test_a_partner_is_the_next_of_the_class_round_about(classes):
+def test_the_partner_is_the_next_example_of_the_class_cyclically(classes):
     y = torch.randint(classes, (60,), generator=torch.Generator().manual_seed(classes))
     partner, paired = partners(y)
     for b, label in enumerate(y.tolist()):
@@ -59,45 +59,45 @@ def test_discriminators_are_one_perceptron_for_each_pair():
         assert_close(found[p], alone(torch.cat([z[i], other[j], embedded], -1))[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_verdicts_are_of_one_example_and_of_two_of_a_class():
-    """With a judge that says which two numbers it was shown."""
+def test_positives_are_one_example_and_negatives_two_of_a_class():
+    """With a discriminator that encodes its two arguments."""
     y = torch.tensor([0, 1, 0, 2, 1, 0])
     z = torch.stack([torch.arange(6.0), 100 * torch.arange(6.0)])[..., None]
-    verdicts = discriminate(lambda a, b, labels: (a[0] + b[1]).T + 1000 * labels, z, y)
-    assert verdicts.positive.tolist() == [[101 * b + 1000 * int(y[b]) for b in range(6)]]
+    outputs = discriminate(lambda a, b, labels: (a[0] + b[1]).T + 1000 * labels, z, y)
+    assert outputs.positive.tolist() == [[101 * b + 1000 * int(y[b]) for b in range(6)]]
     other = [2, 4, 5, 3, 1, 0]
-    assert verdicts.negative.tolist() == [[b + 100 * other[b] + 1000 * int(y[b]) for b in range(6)]]
-    assert_close(verdicts.weight, torch.tensor([1, 1, 1, 0, 1, 1]) / 5)
+    assert outputs.negative.tolist() == [[b + 100 * other[b] + 1000 * int(y[b]) for b in range(6)]]
+    assert_close(outputs.weight, torch.tensor([1, 1, 1, 0, 1, 1]) / 5)
 
 
 def test_the_two_losses_are_their_formulas():
     generator = torch.Generator().manual_seed(1)
     positive, negative = 8 * torch.randn(2, 3, 20, generator=generator, dtype=torch.float64)
     paired = torch.arange(20) % 4 != 0
-    verdicts = DiscriminatorOutput(positive, negative, paired / paired.sum())
+    outputs = DiscriminatorOutput(positive, negative, paired / paired.sum())
     for p in range(3):
         pos, neg = positive[p, paired], negative[p, paired]
         targets = torch.cat([torch.ones(15), torch.zeros(15)]).double()
         expected = F.binary_cross_entropy_with_logits(torch.cat([pos, neg]), targets)
-        assert_close(verdicts.discrimination()[p], expected)
+        assert_close(outputs.discrimination()[p], expected)
         f_pos, f_neg = 4 * torch.tanh(pos / 4), 4 * torch.tanh(neg / 4)
-        assert_close(verdicts.information(4.0)[p], f_pos.mean() - f_neg.exp().mean().log())
+        assert_close(outputs.information(4.0)[p], f_pos.mean() - f_neg.exp().mean().log())
 
 
-def test_a_batch_without_two_of_a_class_says_nothing():
+def test_a_batch_without_two_examples_of_a_class_has_no_loss():
     z = torch.randn(3, 5, 2, requires_grad=True)
-    verdicts = discriminate(Discriminators(3, 2, 5), z, torch.arange(5))
-    assert (verdicts.information() == 0).all()
-    assert (verdicts.discrimination() == 0).all()
-    (verdicts.information().sum() + verdicts.discrimination().sum()).backward()
+    outputs = discriminate(Discriminators(3, 2, 5), z, torch.arange(5))
+    assert (outputs.information() == 0).all()
+    assert (outputs.discrimination() == 0).all()
+    (outputs.information().sum() + outputs.discrimination().sum()).backward()
     assert (z.grad == 0).all()
 
 
-def test_a_loose_limit_on_the_logits_overflows_nowhere():
+def test_a_large_tau_does_not_overflow():
     positive = torch.full((1, 4), 900.0, requires_grad=True)
     negative = torch.tensor([[-900.0, 850.0, 900.0, 1e4]], requires_grad=True)
-    verdicts = DiscriminatorOutput(positive, negative, torch.tensor([1, 1, 1, 0]) / 3)
-    found = verdicts.information(1e6)
+    outputs = DiscriminatorOutput(positive, negative, torch.tensor([1, 1, 1, 0]) / 3)
+    found = outputs.information(1e6)
     assert_close(found, torch.tensor([math.log(3.0)]), rtol=0, atol=1e-2)
     found.backward()
     assert torch.isfinite(negative.grad).all()
@@ -105,7 +105,7 @@ def test_a_loose_limit_on_the_logits_overflows_nowhere():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.7])
 def test_with_the_true_ratio_of_densities_the_bound_is_the_information(rho):
-    h, b = 2, 200_000
+    h, b = 2, 100_000
     z, y = correlated(rho, h, b)
     means = torch.stack([z[:, y == label].mean(1) for label in range(5)], 1)
 
@@ -119,54 +119,54 @@ def test_with_the_true_ratio_of_densities_the_bound_is_the_information(rho):
 
 
 @pytest.mark.parametrize(("rho", "h"), [(0.6, 4), (0.85, 3)])
-def test_the_estimate_comes_within_a_tenth_of_what_is_known(rho, h):
-    z, y = correlated(rho, h, 16_000)
-    found = conditional_redundancy(z, y, steps=400)
-    assert found[0, 1].item() == pytest.approx(information(rho, h), rel=0.1)
+def test_the_estimate_is_close_to_the_closed_form(rho, h):
+    z, y = correlated(rho, h, 8_000)
+    found = conditional_redundancy(z, y, steps=200, batch=128)
+    assert found[0, 1].item() == pytest.approx(information(rho, h), rel=0.15)
     assert torch.equal(found, found.T)
     assert (found.diagonal() == 0).all()
 
 
-def test_what_members_share_of_the_class_is_not_redundant():
-    """The class is nearly all that both members know, and all that they share."""
+def test_information_about_the_class_is_not_redundant():
+    """The class is nearly all that both members know, and all that they have in common."""
     z, y = correlated(0.0, 3, 6_000)
     means = torch.stack([z[:, y == label].mean(1) for label in range(5)], 1)
     assert torch.corrcoef(means[:, y, 0])[0, 1] > 0.99
     assert abs(conditional_redundancy(z, y, steps=100)[0, 1].item()) < 0.02
 
 
-def test_features_that_hardly_ever_vary_do_not_upset_it():
-    """Independent members behind a ReLU: most features are 0 for all that is learnt from of a class."""
+def test_features_that_rarely_vary_do_not_dominate():
+    """Independent members behind a ReLU: most features are 0 for all training examples of a class."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(10, (3000,), generator=generator)
     z = torch.relu(torch.randn(2, 3000, 16, generator=generator) - 2)
     assert abs(conditional_redundancy(z, y, steps=100)[0, 1].item()) < 0.1
 
 
-def test_each_pair_has_its_own_estimate_which_a_change_of_units_leaves_alone():
-    (a, b), y = correlated(0.8, 2, 4_000)
-    other = correlated(0.0, 2, 4_000, seed=1)[0][1]
-    found = conditional_redundancy(torch.stack([a, other, b]), y, steps=150)
+def test_each_pair_has_its_own_estimate_which_does_not_depend_on_units():
+    (a, b), y = correlated(0.8, 2, 2_000)
+    other = correlated(0.0, 2, 2_000, seed=1)[0][1]
+    found = conditional_redundancy(torch.stack([a, other, b]), y, steps=100, batch=128)
     assert found[0, 2] > 0.6 * information(0.8, 2)
-    assert abs(found[0, 1].item()) < 0.05
-    again = conditional_redundancy(torch.stack([100 * a + 7, other, b / 100]), y, steps=150)
+    assert abs(found[0, 1].item()) < 0.08
+    again = conditional_redundancy(torch.stack([100 * a + 7, other, b / 100]), y, steps=100, batch=128)
     assert_close(again, found, rtol=0, atol=0.02)
 
 
-def test_the_seed_decides_and_global_random_numbers_stay_as_they_were():
+def test_the_seed_determines_it_and_the_global_generator_is_untouched():
     z, y = correlated(0.5, 2, 500)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    first = conditional_redundancy(z, y, steps=60, seed=1)
+    first = conditional_redundancy(z, y, steps=20, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(4)
     with torch.inference_mode():
-        assert torch.equal(conditional_redundancy(z.clone(), y, steps=60, seed=1), first)
-    assert not torch.equal(conditional_redundancy(z, y, steps=60, seed=2), first)
+        assert torch.equal(conditional_redundancy(z.clone(), y, steps=20, seed=1), first)
+    assert not torch.equal(conditional_redundancy(z, y, steps=20, seed=2), first)
 
 
 @pytest.mark.parametrize(
-    ("features", "labels", "says"),
+    ("features", "labels", "message"),
     [
         (torch.zeros(2, 8), torch.zeros(8).long(), "members, examples, features"),
         (torch.zeros(2, 8, 3).long(), torch.zeros(8).long(), "floating-point"),
@@ -179,18 +179,18 @@ def test_the_seed_decides_and_global_random_numbers_stay_as_they_were():
         (torch.full((2, 8, 3), math.nan), torch.zeros(8).long(), "finite"),
     ],
 )
-def test_says_what_is_wrong(features, labels, says):
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_are_refused(features, labels, message):
+    with pytest.raises(ValueError, match=message):
         conditional_redundancy(features, labels)
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"batch": 1}, {"tau": 0.0}, {"tau": math.inf}])
-def test_says_what_is_wrong_with_its_options(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValueError, match="at least 1 step, batches of 2 and a tau above 0"):
         conditional_redundancy(*correlated(0.5, 2, 100), **options)
 
 
-def test_says_that_there_is_nothing_to_judge_by():
+def test_too_few_examples_of_each_class_are_refused():
     y = torch.cat([torch.zeros(4), torch.arange(1, 9)]).long()
-    with pytest.raises(ValueError, match="No two examples to judge by are of one class"):
+    with pytest.raises(ValueError, match="No two examples of the test part are of one class"):
         conditional_redundancy(torch.randn(2, 12, 3), y, steps=1, seed=1)

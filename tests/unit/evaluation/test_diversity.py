@@ -184,7 +184,7 @@ def test_equivalent_beyond_the_curve_and_on_one_that_falls():
 
 def test_equivalent_refuses_what_is_no_curve():
     for bad in ({}, {2: -0.3, 4: -0.2}, {0: -0.4, 1: -0.3}):
-        with pytest.raises(ValueError, match="must begin with 1 member; got sizes"):
+        with pytest.raises(ValueError, match="must start with 1 member; got sizes"):
             ev.deep_ensemble_equivalent(-0.2, bad)
     for value, curve in ((math.nan, CURVE), (-0.2, {1: -math.inf})):
         with pytest.raises(ValueError, match="Log-likelihoods must be finite"):

@@ -100,7 +100,7 @@ def test_the_class_of_the_ensemble_is_that_of_the_mean_probability():
         head.bias.data = torch.tensor([logit, 2.0])
     found = ev.class_activation_maps(ff.Ensemble(extractors, heads).double(), batch())
     assert (found.classes == 1).all(), "by the mean of the logits it would be 0"
-    assert ev.empty_share(found.maps) == 1
+    assert ev.empty_fraction(found.maps) == 1
 
 
 LAST_MAPS = {
@@ -263,22 +263,26 @@ def test_a_block_can_be_named():
 def test_mistakes_are_refused_in_one_sentence():
     ens, x = build(), batch()
     perceptrons = ff.Ensemble([MLP(2 * SIZE * SIZE, (8, H)) for _ in range(2)], nn.Linear(H, C)).double()
-    with pytest.raises(ValueError, match="needs convolutional members; the logits of member 0 depend on no convolut"):
+    with pytest.raises(
+        ValueError, match="needs convolutional members; the logits of member 0 do not depend on any convolut"
+    ):
         ev.class_activation_maps(perceptrons, x)
     one_pixel = ff.Ensemble([nn.Sequential(nn.Conv2d(2, H, SIZE), nn.Flatten())], nn.Linear(H, C)).double()
     with pytest.raises(ValueError, match="of more than one pixel"):
         ev.class_activation_maps(one_pixel, x)
-    with pytest.raises(ValueError, match="depend on no output of the block"):
+    with pytest.raises(ValueError, match="do not depend on any output of the block"):
         ev.class_activation_maps(ens, x, block=lambda e: nn.Conv2d(2, 2, 1))
-    with pytest.raises(ValueError, match=r"The block must give .* member 0 gives \(5, 6\)"):
+    with pytest.raises(ValueError, match=r"The block must output .* member 0 outputs \(5, 6\)"):
         ev.class_activation_maps(ens, x, block=lambda e: e.out)
-    with pytest.raises(ValueError, match="block must map an extractor to a module in it; for member 0 it gives 'norm'"):
+    with pytest.raises(
+        ValueError, match="block must return a submodule of the extractor; for member 0 it returned 'norm'"
+    ):
         ev.class_activation_maps(ens, x, block=lambda e: "norm")
     for classes in ("mine", None, torch.zeros(B), torch.zeros(N, B, dtype=torch.int64)):
         with pytest.raises(ValueError, match='classes must be "ensemble", "member" or a tensor of integers'):
             ev.class_activation_maps(ens, x, classes)
     for classes in (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 3, -1]), torch.tensor([0])):
-        with pytest.raises(ValueError, match="classes must be 5 numbers from 0 to 3, one for each picture"):
+        with pytest.raises(ValueError, match="classes must be 5 numbers from 0 to 3, one for each image"):
             ev.class_activation_maps(ens, x, classes)
     mixed = [nn.Sequential(nn.Conv2d(2, H, 3, stride), nn.AdaptiveAvgPool2d(1), nn.Flatten()) for stride in (1, 2)]
     with pytest.raises(ValueError, match="maps must have one size; member 0 gives 6 × 6, member 1 3 × 3"):
@@ -317,8 +321,8 @@ def test_similarity_by_hand():
     assert similarity(a, nothing) == 0
     maps = torch.stack([torch.stack([a, a]), torch.stack([b, nothing])])
     assert_close(ev.cam_similarity_matrix(maps), torch.tensor([[1, 0.4], [0.4, 0.5]], dtype=torch.float64))
-    assert ev.empty_share(maps) == 0.25
-    assert ev.empty_share(torch.stack([a, b])[:, None]) == 0
+    assert ev.empty_fraction(maps) == 0.25
+    assert ev.empty_fraction(torch.stack([a, b])[:, None]) == 0
 
 
 def test_similarity_refuses_what_is_no_map():
@@ -327,10 +331,10 @@ def test_similarity_refuses_what_is_no_map():
     maps = torch.rand(2, 3, 4, 4)
     for bad in (math.nan, math.inf):
         maps[1, 2, 0, 0] = bad
-        with pytest.raises(ValueError, match="that of member 1 for picture 2 holds NaN or infinity"):
+        with pytest.raises(ValueError, match="the map of member 1 for image 2 holds NaN or infinity"):
             ev.cam_similarity(maps)
     for bad in (torch.rand(2, 4, 4), torch.rand(2, 0, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64), "maps"):
-        with pytest.raises(ValueError, match=r"maps must be floating-point numbers \(members, pictures"):
+        with pytest.raises(ValueError, match=r"maps must be floating-point numbers \(members, images"):
             ev.cam_similarity_matrix(bad)
 
 
@@ -384,11 +388,11 @@ def test_the_grid_has_each_view_at_its_place():
 def test_a_grid_refuses_what_does_not_fit():
     pictures, maps = np.zeros((2, 8, 8, 3), np.uint8), torch.rand(3, 2, 4, 4)
     assert ev.cam_grid(pictures, [("a title that is far wider than the rest " * 3, maps)], cell=24).width > 700
-    with pytest.raises(ValueError, match=r"pictures must be bytes \(B, H, W, 3\) in RGB; got float64"):
+    with pytest.raises(ValueError, match=r"images must be RGB bytes \(B, H, W, 3\); got float64"):
         ev.cam_grid(pictures / 255, [("a", maps)])
-    with pytest.raises(ValueError, match=r"RGB; got uint8 of shape \(2, 3, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"; got uint8 of shape \(2, 3, 8, 8\)"):
         ev.cam_grid(pictures.transpose(0, 3, 1, 2), [("a", maps)])
-    with pytest.raises(ValueError, match="The maps of 'a' are for 1 pictures; there are 2"):
+    with pytest.raises(ValueError, match="The maps of 'a' are for 1 images; there are 2"):
         ev.cam_grid(pictures, [("a", maps[:, :1])])
     with pytest.raises(ValueError, match="'a' needs 2 texts for each of its 3 members"):
         ev.cam_grid(pictures, [("a", maps, [["x", "y"], ["x"], ["x", "y"]])])
@@ -396,5 +400,5 @@ def test_a_grid_refuses_what_does_not_fit():
         ev.cam_grid(pictures, [])
     with pytest.raises(ValueError, match="holds NaN"):
         ev.cam_grid(pictures, [("a", maps * math.nan)])
-    with pytest.raises(ValueError, match="a map for each picture; got 1 for 2"):
+    with pytest.raises(ValueError, match="one map per image; got 1 maps and 2 images"):
         overlaid(pictures, maps[0, :1], (8, 8))

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from featureflock import evaluation as ev
 from featureflock.evaluation.metrics import classification as metrics
-from featureflock.evaluation.metrics.classification import doubt
+from featureflock.evaluation.metrics.classification import top_error
 
 METRICS = (ev.accuracy, ev.brier, ev.ece, ev.aurc)
 
@@ -141,7 +141,7 @@ def test_equal_confidence_counts_as_in_random_order():
 def test_confidence_is_told_apart_where_it_rounds_to_one():
     p, y = torch.tensor([[1.0, 1e-12], [1.0, 1e-20], [1.0, 1e-9]]), torch.tensor([0, 0, 1])
     assert ev.risk_coverage(p, y).risk.tolist() == pytest.approx([0, 0, 1 / 3])
-    assert_close(doubt(rows([0.7, 0.2, 0.1], [0.0, 0.0, 1.0])), rows(0.3, 0.0))
+    assert_close(top_error(rows([0.7, 0.2, 0.1], [0.0, 0.0, 1.0])), rows(0.3, 0.0))
 
 
 def test_perfect_and_worst_predictions():
@@ -244,14 +244,14 @@ P, Y = rows([0.5, 0.5], [0.1, 0.9]), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("probs", "labels", "message"),
     [
-        (P[None], Y, r"probs must have shape \(examples, classes\), none of them 0; got \(1, 2, 2\)"),
-        (P[:0], Y[:0], r"none of them 0; got \(0, 2\)"),
-        (P[:, :0], Y, r"none of them 0; got \(2, 0\)"),
+        (P[None], Y, r"probs must have shape \(examples, classes\) without empty dimensions; got \(1, 2, 2\)"),
+        (P[:0], Y[:0], r"without empty dimensions; got \(0, 2\)"),
+        (P[:, :0], Y, r"without empty dimensions; got \(2, 0\)"),
         (P.long(), Y, "probs must be a tensor of floating-point numbers; got torch.int64"),
         (P.numpy(), Y, "probs must be a tensor of floating-point numbers; got ndarray"),
         (rows([0.5, 0.5], [math.nan, 1]), Y, "probs must be numbers; example 1 holds NaN"),
         (rows([0.5, 0.5], [math.inf, 0]), Y, "example 1 sums to inf"),
-        (rows([0.5, 0.5], [-0.5, 1.5]), Y, "probs must not be negative; the least is -0.5"),
+        (rows([0.5, 0.5], [-0.5, 1.5]), Y, "probs must not be negative; the smallest is -0.5"),
         (rows([0.5, 0.5], [0.5, 0.6]), Y, "probs must sum to 1 over the classes; example 1 sums to 1.1"),
         (P, Y[:1], r"labels must have shape \(2,\), one for each example; got \(1,\)"),
         (P, Y[:, None], r"labels must have shape \(2,\), one for each example; got \(2, 1\)"),

@@ -1,4 +1,4 @@
-"""Predictions: each member's, computed once, kept beside the run, and used only for what they are of."""
+"""Cached predictions: computed once per run and test set, verified once, and used only for what they are valid for."""
 
 import os
 import shutil
@@ -15,8 +15,15 @@ import featureflock as ff
 from featureflock.data import Digits, ImageFolder, StreamedExamples, from_dataset
 from featureflock.data.streaming import ExampleReader
 from featureflock.evaluation import EvaluationProtocol
+from featureflock.evaluation import predictions as cache
 from featureflock.evaluation import test_sets as sets
-from featureflock.evaluation.predictions import Predictor, has_predictions, predict, read, store_predictions
+from featureflock.evaluation.predictions import (
+    Predictor,
+    has_predictions,
+    load_predictions,
+    predict,
+    store_predictions,
+)
 from featureflock.evaluation.runs import read_run
 from featureflock.evaluation.test_sets import EvaluationSet
 from featureflock.methods import DeepEnsembles
@@ -38,63 +45,63 @@ def splits():
     return Digits().load()
 
 
-def compute(run, condition):
-    store_predictions(run, condition, predict(Predictor(run), condition))
+def compute(run, test_set):
+    store_predictions(run, test_set, predict(Predictor(run), test_set))
 
 
-def test_they_are_what_the_members_say(run, splits):
-    condition = sets.clean(splits)
-    compute(run, condition)
-    kept = read(run, condition)
+def test_predictions_are_those_of_the_members(run, splits):
+    test_set = sets.clean(splits)
+    compute(run, test_set)
+    cached = load_predictions(run, test_set)
     (batch,) = splits.test.batches([torch.arange(len(splits.test))], torch.device("cpu"))
     ens = ff.load(run.folder.ensemble).eval()
     with torch.no_grad():
         expected = ens(batch.x).log_softmax(-1)
-    assert_close(kept.log_probs, expected, atol=1e-5, rtol=0)
-    assert torch.equal(kept.labels, splits.test.labels)
-    assert_close(kept.log_probs.exp().mean(0), ens.predict(batch.x), atol=1e-6, rtol=0)
+    assert_close(cached.log_probs, expected, atol=1e-5, rtol=0)
+    assert torch.equal(cached.labels, splits.test.labels)
+    assert_close(cached.log_probs.exp().mean(0), ens.predict(batch.x), atol=1e-6, rtol=0)
 
 
-def test_fewer_examples_are_taken_from_more_but_not_the_other_way(run, splits):
+def test_a_larger_file_serves_a_subset_but_not_the_other_way_round(run, splits):
     some, every = sets.clean(splits, EvaluationProtocol(examples=50)), sets.clean(splits)
     compute(run, some)
     assert has_predictions(run, some)
     assert not has_predictions(run, every)
-    first = read(run, some)
+    first = load_predictions(run, some)
     compute(run, every)
     assert has_predictions(run, some)
-    again = read(run, some)
+    again = load_predictions(run, some)
     assert torch.equal(again.positions, some.positions)
     assert torch.equal(again.labels, first.labels)
     assert_close(again.log_probs, first.log_probs, atol=1e-5, rtol=0)  # other batches, other rounding
 
 
-def test_fewer_do_not_replace_more(run, splits):
-    """As when two evaluations run at once."""
+def test_a_subset_does_not_replace_a_larger_file(run, splits):
+    """As when two evaluations run at the same time."""
     some, every = sets.clean(splits, EvaluationProtocol(examples=50)), sets.clean(splits)
     late = predict(Predictor(run), some)
     compute(run, every)
     store_predictions(run, some, late)
-    assert len(read(run, every).labels) == 597
+    assert len(load_predictions(run, every).labels) == 597
     path = run.folder.predictions / "clean.safetensors"
     path.unlink()
     compute(run, some)
     with pytest.raises(ValueError, match="has no predictions on clean"):
-        read(run, every)
+        load_predictions(run, every)
 
 
-def test_other_weights_or_another_test_set_make_them_void(run, splits):
-    condition = sets.clean(splits)
-    compute(run, condition)
-    other = EvaluationSet("clean", "another", condition.positions, condition.load)
+def test_other_weights_or_another_test_set_invalidate_them(run, splits):
+    test_set = sets.clean(splits)
+    compute(run, test_set)
+    other = EvaluationSet("clean", "clean", "another", test_set.positions, test_set.load)
     assert not has_predictions(run, other)
     with pytest.raises(ValueError, match="has no predictions on clean; evaluate it first"):
-        read(run, other)
+        load_predictions(run, other)
     ens = ff.load(run.folder.ensemble)
     with torch.no_grad():
         next(ens.parameters()).add_(1)
     ff.save(ens, run.folder.ensemble)
-    assert not has_predictions(read_run(run.folder.path), condition)
+    assert not has_predictions(read_run(run.folder.path), test_set)
 
 
 def test_files_that_changed_are_predicted_again(tmp_path):
@@ -112,20 +119,20 @@ def test_files_that_changed_are_predicted_again(tmp_path):
     assert before.identity != sets.clean(ImageFolder(tmp_path, size=8, workers=0).load()).identity
 
 
-def test_of_a_dataset_of_ones_own_nothing_is_taken_for_granted():
+def test_a_torch_dataset_has_a_new_identity_in_every_process():
     data = TensorDataset(torch.rand(6, 3), torch.arange(6) % 2)
     examples = from_dataset(data)
     assert examples.digest() == from_dataset(data).digest()
     assert examples.identity() != from_dataset(data).identity()
 
 
-def test_a_temperature_that_is_saved_later_does_not_make_them_void(run, splits):
-    condition = sets.clean(splits)
-    compute(run, condition)
+def test_saving_a_temperature_does_not_invalidate_them(run, splits):
+    test_set = sets.clean(splits)
+    compute(run, test_set)
     ens = ff.load(run.folder.ensemble)
     ens.temperature = 2.0
     ff.save(ens, run.folder.ensemble)
-    assert has_predictions(read_run(run.folder.path), condition)
+    assert has_predictions(read_run(run.folder.path), test_set)
 
 
 def _one_bit(data):
@@ -134,44 +141,59 @@ def _one_bit(data):
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * len(b), _one_bit])
 def test_a_damaged_file_is_computed_again(run, splits, damage):
-    condition = sets.clean(splits)
-    compute(run, condition)
-    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    test_set = sets.clean(splits)
+    compute(run, test_set)
+    before, path = load_predictions(run, test_set), run.folder.predictions / "clean.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    assert not has_predictions(run, condition)
-    compute(run, condition)
-    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+    assert not has_predictions(run, test_set)
+    compute(run, test_set)
+    assert torch.equal(load_predictions(run, test_set).log_probs, before.log_probs)
+
+
+def test_a_file_is_verified_once_per_process_and_again_when_it_changes(run, splits, monkeypatch):
+    test_set = sets.clean(splits, EvaluationProtocol(examples=20))
+    compute(run, test_set)
+    digests, digest = [], cache._digest
+    monkeypatch.setattr(cache, "_digest", lambda tensors: digests.append(1) or digest(tensors))
+    for _ in range(3):
+        assert has_predictions(run, test_set)
+        load_predictions(run, test_set)
+    assert len(digests) == 1
+    path = run.folder.predictions / "clean.safetensors"
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000))
+    load_predictions(run, test_set)
+    assert len(digests) == 2
 
 
 def test_files_of_older_versions_without_a_digest_are_used(run, splits):
-    condition = sets.clean(splits)
-    compute(run, condition)
-    before, path = read(run, condition), run.folder.predictions / "clean.safetensors"
+    test_set = sets.clean(splits)
+    compute(run, test_set)
+    before, path = load_predictions(run, test_set), run.folder.predictions / "clean.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         about = file.metadata()
     del about["sha256"]
     path.write_bytes(safetensors.torch.save(safetensors.torch.load(path.read_bytes()), about))
-    assert torch.equal(read(run, condition).log_probs, before.log_probs)
+    assert torch.equal(load_predictions(run, test_set).log_probs, before.log_probs)
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(run, splits):
-    run.folder.predictions.write_text("in the way")
+def test_an_unwritable_folder_is_named(run, splits):
+    run.folder.predictions.write_text("not a folder")
     with pytest.raises(OSError, match="predictions could not be written to"):
         compute(run, sets.clean(splits, EvaluationProtocol(examples=10)))
 
 
-def test_what_fails_half_way_leaves_nothing_behind(run, splits):
-    condition = sets.clean(splits)
+def test_an_interrupted_prediction_leaves_no_file(run, splits):
+    test_set = sets.clean(splits)
 
     def fail(done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        predict(Predictor(run), condition, fail)
+        predict(Predictor(run), test_set, fail)
     assert not run.folder.predictions.exists()
 
 
-def test_members_that_are_not_finite_are_named(run, splits):
+def test_members_with_predictions_that_are_not_finite_are_named(run, splits):
     ens = ff.load(run.folder.ensemble)
     with torch.no_grad():
         for p in ens.extractors[1].parameters():
@@ -181,12 +203,12 @@ def test_members_that_are_not_finite_are_named(run, splits):
 
 
 class Scans(ExampleReader):
-    """Digits of which some cannot be read."""
+    """Digits, some of which cannot be read."""
 
     def __init__(self, x, broken):
         self.x, self.broken = x, broken
 
-    def read(self, index, draw):
+    def read(self, index, key):
         if index in self.broken:
             raise OSError("broken")
         return self.x[index]
@@ -198,22 +220,22 @@ class Scans(ExampleReader):
         return "scans"
 
 
-def test_what_cannot_be_read_is_left_out_and_not_asked_for_again(run, splits):
+def test_unreadable_examples_are_left_out_and_not_requested_again(run, splits):
     test = splits.test
     streamed = StreamedExamples(Scans(test.x, {3, 300, 301}), test.labels, normalisation=test.normalisation)
-    condition = EvaluationSet("streamed", "scans", torch.arange(len(test)), streamed.select)
-    compute(run, condition)
-    assert has_predictions(run, condition)
-    kept = read(run, condition)
-    assert sorted(set(range(len(test))) - set(kept.positions.tolist())) == [3, 300, 301]
-    assert torch.equal(kept.labels, test.labels[kept.positions])
-    whole = Predictor(run).log_probs(test).log_probs
-    assert_close(kept.log_probs, whole[:, kept.positions], atol=1e-5, rtol=0)
+    test_set = EvaluationSet("clean", "streamed", "scans", torch.arange(len(test)), streamed.select)
+    compute(run, test_set)
+    assert has_predictions(run, test_set)
+    cached = load_predictions(run, test_set)
+    assert sorted(set(range(len(test))) - set(cached.positions.tolist())) == [3, 300, 301]
+    assert torch.equal(cached.labels, test.labels[cached.positions])
+    every = Predictor(run).log_probs(test).log_probs
+    assert_close(cached.log_probs, every[:, cached.positions], atol=1e-5, rtol=0)
 
 
-def test_the_file_says_what_it_is(run, splits):
-    condition = sets.clean(splits, EvaluationProtocol(examples=20))
-    compute(run, condition)
+def test_the_file_holds_float32_log_probabilities(run, splits):
+    test_set = sets.clean(splits, EvaluationProtocol(examples=20))
+    compute(run, test_set)
     path = run.folder.predictions / "clean.safetensors"
     tensors = safetensors.torch.load_file(path)
     assert tensors["log_probs"].shape == (3, 20, 10)

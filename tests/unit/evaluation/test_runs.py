@@ -1,4 +1,4 @@
-"""What the evaluation makes of a run's folder."""
+"""Run folders as the evaluation reads and groups them."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from helpers.small_ensembles import SMALL, train_small
 import featureflock as ff
 from featureflock.core.priors import Cauchy
 from featureflock.data import CustomData, Digits
-from featureflock.evaluation.runs import read_run, settings
+from featureflock.evaluation.runs import group_runs, read_run
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.models import MLPConfig
 from featureflock.training import train
@@ -31,18 +31,18 @@ def test_a_run_is_read(runs):
     assert torch.equal(run.load_ensemble().predict(x), ff.load(runs[2] / "ensemble").predict(x))
 
 
-def test_runs_that_differ_by_their_seed_alone_are_a_setting(runs):
-    rows = settings([read_run(folder) for folder in runs])
-    assert [(row.title, [run.seed for run in row.runs]) for row in rows] == [
+def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
+    groups = group_runs([read_run(folder) for folder in runs])
+    assert [(group.title, [run.seed for run in group.runs]) for group in groups] == [
         ("Deep Ensembles", [0, 1]),
         ("feature-WGD", [0, 1]),
     ]
 
 
-def test_settings_of_one_method_are_told_apart_by_what_differs(runs, tmp_path):
+def test_groups_of_one_method_are_titled_by_the_fields_that_differ(runs, tmp_path):
     other = train_small(tmp_path, [FeatureWGD(prior=Cauchy(0.5))], [0], epochs=1)
-    rows = settings([read_run(folder) for folder in (*runs, *other)])
-    assert [row.title for row in rows] == [
+    groups = group_runs([read_run(folder) for folder in (*runs, *other)])
+    assert [group.title for group in groups] == [
         "Deep Ensembles",
         "feature-WGD (prior precision 0.001)",
         "feature-WGD (prior precision 0.5)",
@@ -52,11 +52,11 @@ def test_settings_of_one_method_are_told_apart_by_what_differs(runs, tmp_path):
 def test_the_same_run_twice_is_refused(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs[0], copy)
-    with pytest.raises(ValueError, match=r"DeepEnsembles-0 and .*copy are of the same recipe and seed"):
-        settings([read_run(runs[0]), read_run(copy)])
+    with pytest.raises(ValueError, match=r"DeepEnsembles-0 and .*copy have the same recipe and seed"):
+        group_runs([read_run(runs[0]), read_run(copy)])
 
 
-def test_folders_that_are_no_finished_runs_are_refused(runs, tmp_path):
+def test_folders_without_a_finished_run_are_refused(runs, tmp_path):
     with pytest.raises(ValueError, match="does not exist; give the folder of a run"):
         read_run(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
@@ -71,7 +71,7 @@ def test_folders_that_are_no_finished_runs_are_refused(runs, tmp_path):
     with pytest.raises(ValueError, match=r"ensemble\.json is missing or damaged"):
         read_run(broken)
     (broken / "result.json").unlink()
-    with pytest.raises(ValueError, match="is not finished; go on with it by the command that began it, with --resume"):
+    with pytest.raises(ValueError, match="is not finished; resume it by the command that started it, with --resume"):
         read_run(broken)
     (broken / "recipe.json").write_text("{")
     (broken / "result.json").write_text("{}")
@@ -93,7 +93,7 @@ def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
             read_run(tmp_path / "run")
 
 
-def test_data_of_ones_own_are_asked_for(tmp_path):
+def test_custom_data_must_be_given(tmp_path):
     x, y = torch.rand(40, 6), torch.arange(40) % 2
     data = CustomData(train=(x, y), test=(x, y))
     recipe = replace(
@@ -104,7 +104,7 @@ def test_data_of_ones_own_are_asked_for(tmp_path):
         read_run(tmp_path / "run").data()
 
 
-def test_a_runs_inputs_are_kept_with_it(runs):
+def test_the_input_format_is_stored_with_the_run(runs):
     inputs = json.loads((runs[0] / "inputs.json").read_text())
     assert inputs["shape"] == [1, 8, 8]
     assert inputs["white"] == 16

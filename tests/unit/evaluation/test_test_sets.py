@@ -1,6 +1,7 @@
-"""Test sets: what is in them, whatever they are made from, and what is refused."""
+"""Test sets: their content, whatever source they come from, and what is refused."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from PIL import Image
 from torch.testing import assert_close
 
 from featureflock.corruptions import corrupt, generate_set
-from featureflock.data import CustomData, Normalisation, Splits, TensorExamples
+from featureflock.data import CIFAR10, CustomData, DataSet, Digits, HeldOut, Normalisation, Splits, TensorExamples
 from featureflock.data.image_files import IMAGENET_NORMALISATION
 from featureflock.data.sources.cache import cache_folder
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation import test_sets as sets
-from featureflock.evaluation.images import altered, are_pictures, to_show
+from featureflock.evaluation.images import are_images, displayable, transformed
 from featureflock.evaluation.ood_sets import OODImages
 
 FOG = EvaluationProtocol(corruptions=("fog", "brightness"), severities=(2, 5))
@@ -23,7 +24,7 @@ SCALE = Normalisation((10.0, 20.0, 30.0), (2.0, 3.0, 4.0))
 
 @pytest.fixture
 def colour():
-    """30 pictures of 32 × 32, three of each class."""
+    """30 images of 32 × 32, three of each class."""
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=g)
     examples = TensorExamples(x, torch.arange(30) % 10, normalisation=SCALE)
@@ -38,13 +39,21 @@ def grey():
     return Splits(examples, examples, 10)
 
 
-def by_name(splits, protocol, name="Own", said=None):
-    say = (lambda text: None) if said is None else said.append
-    return {c.name: c for c in sets.corrupted(splits, name, protocol, say)}
+class Unpublished(DataSet):
+    def load(self):
+        raise NotImplementedError
+
+
+OTHER = Unpublished()
+
+
+def by_name(splits, protocol, data=OTHER, logged=None):
+    log = (lambda text: None) if logged is None else logged.append
+    return {test_set.name: test_set for test_set in sets.corrupted(splits, data, protocol, log)}
 
 
 def bytes_of(examples):
-    """What a reader reads, before it is scaled."""
+    """What a reader returns, before it is scaled."""
     return torch.stack([examples.reader.read(int(index), None) for index in examples.indices])
 
 
@@ -52,33 +61,33 @@ def hwc(splits):
     return splits.test.x.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def test_corruptions_made_on_the_way_are_those_of_the_whole_set(colour):
-    said = []
-    found = by_name(colour, FOG, said=said)
+def test_corruptions_generated_for_some_images_are_those_of_the_full_set(colour):
+    logged = []
+    found = by_name(colour, FOG, logged=logged)
     assert list(found) == ["fog-2", "fog-5", "brightness-2", "brightness-5"]
-    whole = corrupt(hwc(colour), "fog", 5, seed=0, indices=np.arange(30))
+    full = corrupt(hwc(colour), "fog", 5, seed=0, indices=np.arange(30))
     chosen = torch.tensor([3, 17, 29])
     examples = found["fog-5"].load(chosen)
-    assert torch.equal(examples.x, torch.from_numpy(whole[chosen]).permute(0, 3, 1, 2))
+    assert torch.equal(examples.x, torch.from_numpy(full[chosen]).permute(0, 3, 1, 2))
     assert torch.equal(examples.labels, chosen % 10)
     assert examples.normalisation == SCALE
-    assert said == ["Corruptions made on the way (seed 0): all."]
+    assert logged == ["Corruptions generated during the evaluation (seed 0): all."]
 
 
 def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache):
-    before = by_name(colour, FOG, "CIFAR10")
+    before = by_name(colour, FOG, CIFAR10())
     folder = cache_folder() / "cifar10-c"
     generate_set(
-        hwc(colour), colour.test.labels.numpy(), folder, corruptions=("fog",), workers=1, say=lambda text: None
+        hwc(colour), colour.test.labels.numpy(), folder, corruptions=("fog",), workers=1, log=lambda text: None
     )
-    said = []
-    after = by_name(colour, FOG, "CIFAR10", said)
-    assert said[0] == f"Corrupted test sets: made by featureflock, in {folder}."
-    assert said[1] == "Corruptions made on the way (seed 0): brightness."
-    for name, condition in before.items():
-        assert condition.identity == after[name].identity
+    logged = []
+    after = by_name(colour, FOG, CIFAR10(), logged)
+    assert logged[0] == f"Corrupted test sets: made by featureflock, in {folder}."
+    assert logged[1] == "Corruptions generated during the evaluation (seed 0): brightness."
+    for name, generated in before.items():
+        assert generated.identity == after[name].identity
         chosen = torch.tensor([1, 5])
-        made, read = condition.load(chosen), after[name].load(chosen)
+        made, read = generated.load(chosen), after[name].load(chosen)
         assert torch.equal(made.x, read.x)
         assert (
             (made.labels.tolist(), made.normalisation) == (read.labels.tolist(), read.normalisation) == ([1, 5], SCALE)
@@ -93,25 +102,25 @@ def published(folder, labels):
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5).astype(np.uint8))
 
 
-def test_published_files_in_the_cache_go_before_made_ones(colour, temp_cache):
+def test_published_files_in_the_cache_take_precedence_over_generated_ones(colour, temp_cache):
     labels = colour.test.labels
     generate_set(hwc(colour), labels.numpy(), temp_cache / "cifar10-c", corruptions=("fog", "brightness"), workers=1)
     published(temp_cache / "cifar10-c-published", labels)
-    said = []
-    found = by_name(colour, FOG, "CIFAR10", said)
+    logged = []
+    found = by_name(colour, FOG, CIFAR10(), logged)
     assert (found["fog-2"].load(torch.tensor([7])).x == 80).all()
-    assert found["brightness-2"].source == "Corrupted pictures: made by featureflock."
-    assert len(said) == 2
+    assert found["brightness-2"].source == "Corrupted images: made by featureflock."
+    assert len(logged) == 2
 
 
-def test_a_set_in_the_cache_that_is_of_other_pictures_is_left_alone(colour, temp_cache):
+def test_a_cached_set_with_other_labels_is_not_used(colour, temp_cache):
     published(temp_cache / "cifar10-c-published", colour.test.labels.flip(0))
-    said = []
-    assert by_name(colour, FOG, "CIFAR10", said)["fog-2"].source == "Corrupted pictures: made with seed 0."
-    assert said[0] == "Corruptions made on the way (seed 0): all."
+    logged = []
+    assert by_name(colour, FOG, CIFAR10(), logged)["fog-2"].source == "Corrupted images: generated with seed 0."
+    assert logged[0] == "Corruptions generated during the evaluation (seed 0): all."
 
 
-def test_published_files_of_ones_own_have_an_identity_of_their_own(colour, tmp_path):
+def test_published_files_in_a_folder_have_another_identity(colour, tmp_path):
     published(tmp_path, colour.test.labels)
     protocol = EvaluationProtocol(corruptions=("fog",), severities=(2,), corrupted=tmp_path)
     found = by_name(colour, protocol)["fog-2"]
@@ -119,15 +128,15 @@ def test_published_files_of_ones_own_have_an_identity_of_their_own(colour, tmp_p
     assert found.identity != by_name(colour, FOG)["fog-2"].identity
 
 
-def test_a_set_with_other_labels_or_other_pictures_is_refused(colour, tmp_path):
+def test_a_folder_with_other_labels_or_image_sizes_is_refused(colour, tmp_path):
     blocks = np.zeros((5 * 30, 16, 16, 3), np.uint8)
     np.save(tmp_path / "fog.npy", blocks)
     np.save(tmp_path / "labels.npy", np.tile(colour.test.labels.numpy(), 5).astype(np.uint8))
     protocol = EvaluationProtocol(corruptions=("fog",), severities=(2,), corrupted=tmp_path)
-    with pytest.raises(ValueError, match=r"holds pictures of shape \(3, 16, 16\), not \(3, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"holds images of shape \(3, 16, 16\); the test set has \(3, 32, 32\)"):
         by_name(colour, protocol)["fog-2"].load(torch.tensor([0]))
     np.save(tmp_path / "labels.npy", np.zeros(150, np.uint8))
-    with pytest.raises(ValueError, match="has not the labels of the test set"):
+    with pytest.raises(ValueError, match="does not match the labels of the test set"):
         by_name(colour, protocol)
 
 
@@ -136,25 +145,25 @@ def test_identities_differ_by_corruption_severity_and_data(colour, grey):
     assert len(set(identities)) == 8
 
 
-def test_chosen_examples_are_as_many_of_each_class(colour):
+def test_a_subset_has_equally_many_examples_of_each_class(colour):
     chosen = sets.clean(colour, EvaluationProtocol(examples=20))
     assert torch.bincount(colour.test.labels[chosen.positions]).tolist() == [2] * 10
     fewer = sets.clean(colour, EvaluationProtocol(examples=10)).positions
     assert set(fewer.tolist()) < set(chosen.positions.tolist())
-    with pytest.raises(ValueError, match="examples must be at most 30, as many as there are; got 31"):
+    with pytest.raises(ValueError, match="examples must be at most 30, the size of the test set; got 31"):
         sets.clean(colour, EvaluationProtocol(examples=31))
 
 
 def test_corrupted_sets_can_have_fewer_examples_than_the_clean_one(colour):
     few = replace(FOG, corrupted_examples=10)
     assert len(sets.clean(colour, few).positions) == 30
-    assert all(len(condition.positions) == 10 for condition in by_name(colour, few).values())
+    assert all(len(test_set.positions) == 10 for test_set in by_name(colour, few).values())
     assert len(sets.clean(colour, replace(few, examples=20)).positions) == 20
     same = replace(FOG, examples=20)
-    assert all(len(condition.positions) == 20 for condition in by_name(colour, same).values())
+    assert all(len(test_set.positions) == 20 for test_set in by_name(colour, same).values())
 
 
-def test_grey_pictures_that_are_small_are_enlarged_corrupted_and_averaged(grey):
+def test_small_grey_images_are_enlarged_corrupted_and_averaged(grey):
     x = by_name(grey, FOG)["brightness-5"].load(torch.arange(12))
     large = np.rint(hwc(grey).repeat(3, 3).astype(np.float32) * 255 / 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
     corrupted = corrupt(large, "brightness", 5, seed=0, indices=np.arange(12))[..., 1].reshape(12, 8, 4, 8, 4)
@@ -163,59 +172,72 @@ def test_grey_pictures_that_are_small_are_enlarged_corrupted_and_averaged(grey):
     assert x.x.max() <= 16
 
 
-def test_what_is_not_altered_stays_the_same(colour, grey):
+def test_the_identity_transform_changes_nothing(colour, grey):
     for splits in (colour, grey):
-        same = altered(splits.test, lambda pictures: pictures)
+        same = transformed(splits.test, lambda images: images)
         assert_close(same.x.float(), splits.test.x.float(), atol=0.04, rtol=0)  # bytes of 0 to 16, by way of 0 to 255
 
 
-def test_noise_is_the_same_each_time_and_of_every_value(colour):
-    found = {c.name: c for c in sets.unfamiliar(colour, "Own", EvaluationProtocol(unfamiliar=("noise",)))}
-    condition = found["unfamiliar-noise"]
-    x = bytes_of(condition.load(condition.positions))
+def test_noise_is_reproducible_and_takes_every_value(colour):
+    found = {c.name: c for c in sets.out_of_distribution(colour, OTHER, EvaluationProtocol(ood=("noise",)))}
+    test_set = found["ood-noise"]
+    x = bytes_of(test_set.load(test_set.positions))
     assert len(x) == 30
-    assert torch.equal(x[[4, 9]], bytes_of(condition.load(torch.tensor([4, 9]))))
+    assert torch.equal(x[[4, 9]], bytes_of(test_set.load(torch.tensor([4, 9]))))
     assert not torch.equal(x[4], x[9])
     assert torch.bincount(x.flatten().long(), minlength=256).min() > 200
-    assert condition.is_unfamiliar
-    assert not condition.is_corrupted
+    assert test_set.kind == "ood"
 
 
-def test_a_folder_of_pictures_is_unfamiliar(grey, tmp_path):
+def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
+    """Nor is the one that it wraps: a run on held-out CIFAR-10 is familiar with CIFAR-10's test set."""
+    arrays = SimpleNamespace(test_x=torch.zeros(4, 3, 32, 32, dtype=torch.uint8), digest="made up")
+    monkeypatch.setattr(sets, "look_up", lambda name: name if name in ("cifar10", "mnist") else None)
+    monkeypatch.setattr(sets, "load", lambda name: arrays)
+
+    def default_sets(data):
+        return [test_set.label for test_set in sets.out_of_distribution(colour, data, EvaluationProtocol())]
+
+    assert default_sets(OTHER) == default_sets(HeldOut(Digits())) == ["noise", "cifar10", "mnist"]
+    assert default_sets(CIFAR10()) == default_sets(HeldOut(CIFAR10())) == ["noise", "mnist"]
+    assert default_sets(HeldOut(HeldOut(CIFAR10()))) == ["noise", "mnist"]
+
+
+def test_a_folder_of_images_is_an_ood_set(grey, tmp_path):
     for k in range(3):
         Image.new("RGB", (40, 20), (255, 255, 255) if k else (0, 0, 0)).save(tmp_path / f"{k}.png")
-    (condition,) = sets.unfamiliar(grey, "Own", EvaluationProtocol(unfamiliar=(str(tmp_path),)))
-    examples = condition.load(condition.positions)
+    (test_set,) = sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
+    examples = test_set.load(test_set.positions)
     x = bytes_of(examples)
     assert x.shape == (3, 1, 8, 8)
     assert x.amax((1, 2, 3)).tolist() == [0, 16, 16]
     assert examples.normalisation == grey.test.normalisation
     Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
-    (changed,) = sets.unfamiliar(grey, "Own", EvaluationProtocol(unfamiliar=(str(tmp_path),)))
-    assert changed.identity != condition.identity
+    (changed,) = sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
+    assert changed.identity != test_set.identity
 
 
-def test_unfamiliar_folders_need_names_that_tell_them_apart(grey, tmp_path):
+def test_ood_folders_need_distinct_names(grey, tmp_path):
     for folder in ("a/photos", "b/photos", "noise"):
         (tmp_path / folder).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "x.png")
     a, b, noise = (str(tmp_path / name) for name in ("a/photos", "b/photos", "noise"))
     for pair, name in (((a, b), "photos"), (("noise", noise), "noise")):
-        with pytest.raises(ValueError, match=f"Two sets of unfamiliar inputs are called {name}"):
-            list(sets.unfamiliar(grey, "Own", EvaluationProtocol(unfamiliar=pair)))
+        with pytest.raises(ValueError, match=f"Two OOD sets are called {name}"):
+            list(sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=pair)))
 
 
-def test_unknown_unfamiliar_inputs_are_refused(colour):
-    with pytest.raises(ValueError, match="There are no unfamiliar inputs 'svhn': give noise, one of cifar10"):
-        list(sets.unfamiliar(colour, "Own", EvaluationProtocol(unfamiliar=("svhn",))))
+def test_an_unknown_ood_set_is_refused(colour):
+    with pytest.raises(ValueError, match="No OOD set 'svhn': give noise, one of cifar10"):
+        list(sets.out_of_distribution(colour, OTHER, EvaluationProtocol(ood=("svhn",))))
 
 
-def test_foreign_pictures_get_the_size_and_the_colours(colour, grey):
+def test_ood_images_get_the_size_and_the_colours_of_the_data(colour, grey):
     red = np.zeros((10, 10, 3), np.uint8)
     red[..., 0] = 255
 
-    def read(picture, test):
-        return OODImages.like(test, lambda index: picture, 1, "red").read(0, None)
+    def read(image, test):
+        return OODImages.like(test, lambda index: image, 1, "red").read(0, None)
 
     assert (read(red, colour.test) == torch.tensor([255, 0, 0]).view(3, 1, 1)).all()
     assert read(red, colour.test).shape == (3, 32, 32)
@@ -223,28 +245,28 @@ def test_foreign_pictures_get_the_size_and_the_colours(colour, grey):
     assert (read(np.roll(red, 1, -1), grey.test) == round(0.587 * 16)).all()
 
 
-def test_pictures_to_show(colour, grey):
-    assert np.array_equal(to_show(colour.test), hwc(colour))
-    shown = to_show(grey.test)
+def test_pictures_displayable(colour, grey):
+    assert np.array_equal(displayable(colour.test), hwc(colour))
+    shown = displayable(grey.test)
     assert shown.shape == (12, 8, 8, 3)
     assert shown[..., 0].max() == 255
     assert np.array_equal(shown[..., 0], shown[..., 2])
     numbers = TensorExamples(torch.linspace(-3, 5, 2 * 3 * 4 * 4).view(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64))
-    assert not are_pictures(numbers)
-    assert (to_show(numbers).min(), to_show(numbers).max()) == (0, 255)
-    with pytest.raises(ValueError, match="are no pictures"):
-        to_show(TensorExamples(torch.rand(2, 5), torch.zeros(2, dtype=torch.int64)))
+    assert not are_images(numbers)
+    assert (displayable(numbers).min(), displayable(numbers).max()) == (0, 255)
+    with pytest.raises(ValueError, match="are not images"):
+        displayable(TensorExamples(torch.rand(2, 5), torch.zeros(2, dtype=torch.int64)))
 
 
-def test_data_that_are_no_pictures_have_neither_corruptions_nor_unfamiliar_inputs():
+def test_data_that_are_not_images_have_neither_corruptions_nor_ood_sets():
     x, y = torch.rand(20, 6), torch.arange(20) % 2
     splits = CustomData(train=(x, y), test=(x, y)).load()
-    said = []
-    assert by_name(splits, FOG, said=said) == {}
-    assert said == ["Without corruptions: they are for pictures in bytes."]
-    assert list(sets.unfamiliar(splits, "OwnData", EvaluationProtocol())) == []
-    with pytest.raises(ValueError, match="for data of pictures"):
-        list(sets.unfamiliar(splits, "OwnData", EvaluationProtocol(unfamiliar=("noise",))))
+    logged = []
+    assert by_name(splits, FOG, logged=logged) == {}
+    assert logged == ["No corruptions: they need images stored as bytes."]
+    assert list(sets.out_of_distribution(splits, OTHER, EvaluationProtocol())) == []
+    with pytest.raises(ValueError, match="need image data"):
+        list(sets.out_of_distribution(splits, OTHER, EvaluationProtocol(ood=("noise",))))
 
 
 def test_imagenet_c_is_read_from_its_tree(tmp_path):
@@ -257,12 +279,12 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
                 Image.new("RGB", (16, 16), (100 * k + 10 * i, 0, 0)).save(tmp_path / part / name / f"{i}.png")
     splits = ImageFolder(tmp_path / "data", size=16, workers=0).load()
     assert splits.class_names == ("cat", "dog")
-    said = []
-    assert by_name(splits, FOG, said=said) == {}
-    assert "--corrupted FOLDER" in said[0]
+    logged = []
+    assert by_name(splits, FOG, logged=logged) == {}
+    assert "--corrupted FOLDER" in logged[0]
     protocol = EvaluationProtocol(corruptions=("fog",), severities=(2,), corrupted=tmp_path / "c")
-    (condition,) = by_name(splits, protocol).values()
-    examples = condition.load(condition.positions)
+    (test_set,) = by_name(splits, protocol).values()
+    examples = test_set.load(test_set.positions)
     assert examples.labels.tolist() == [0, 0, 1, 1]
     (batch,) = examples.batches([torch.arange(4)], torch.device("cpu"))
     red = torch.tensor([[[[0.0]]], [[[10.0]]], [[[100.0]]], [[[110.0]]]])

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from helpers.made_evaluations import make_evaluation
+from helpers.made_evaluations import make_images, make_results
 from torch.testing import assert_close
 
 from featureflock.cli.reproduce import main as reproduce
@@ -28,8 +28,8 @@ from featureflock.data.sources.cache import store
 from featureflock.evaluation import (
     EvaluationProtocol,
     covered_views,
-    evaluate,
-    first_view_share,
+    evaluate_runs,
+    first_view_fraction,
     test_sets,
     view_difference_by_input,
     view_difference_on_average,
@@ -133,26 +133,25 @@ def test_only_one_view_is_left_and_the_rest_is_the_mean():
 
 def test_digits_with_one_view_are_those_of_the_demo():
     splits, pairs = Digits(views=2).load(), two_view_digits()
-    for condition, name in zip(test_sets.single_views(splits), ("right blank", "left blank"), strict=True):
-        examples = condition.load(condition.positions)
+    for test_set, name in zip(test_sets.single_views(splits), ("right blank", "left blank"), strict=True):
+        examples = test_set.load(test_set.positions)
         assert_close(examples.x[:, 0].float() / 16, pairs.x_test[name])
         assert torch.equal(examples.labels, pairs.y_test)
 
 
-def test_conditions_of_views_are_told_apart():
+def test_test_sets_of_views_are_distinct():
     splits = Digits(views=2).load()
     left, right = test_sets.single_views(splits, EvaluationProtocol(examples=50))
-    assert (left.name, left.view, right.view, len(left.positions)) == ("only-left", "left", "right", 50)
-    assert not left.is_corrupted
-    assert not left.is_unfamiliar
+    assert (left.name, left.label, right.label, len(left.positions)) == ("only-left", "left", "right", 50)
+    assert left.kind == right.kind == "view"
     assert left.identity != right.identity
     assert torch.equal(left.positions, test_sets.clean(splits, EvaluationProtocol(examples=50)).positions)
     assert not list(test_sets.single_views(Digits().load()))
 
 
-def test_views_of_what_is_no_picture_are_refused():
+def test_views_of_inputs_that_are_not_images_are_refused():
     flat = CustomData((torch.randn(8, 4), torch.arange(8)), (torch.randn(8, 4), torch.arange(8))).load()
-    with pytest.raises(ValueError, match="parts of pictures"):
+    with pytest.raises(ValueError, match="parts of images"):
         list(test_sets.single_views(Splits(flat.train, flat.test, 8, views=(View("a", slice(0, 1), slice(0, 1)),))))
 
 
@@ -170,15 +169,15 @@ def test_share_by_hand():
     whole = logs([0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4])
     only_second = logs([0.3, 0.7], [0.6, 0.4], [0.6, 0.4], [0.9, 0.1])
     only_first = logs([0.6, 0.4], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7])
-    share = first_view_share(whole, only_first, only_second)
+    share = first_view_fraction(whole, only_first, only_second)
     hand = math.log(3) / (math.log(3) + math.log(1.5))
     assert_close(share, torch.tensor([[hand, 1.0, 0.5, 0.0]], dtype=torch.float64), atol=3e-6, rtol=0)
-    assert_close(first_view_share(whole, only_second, only_first), 1 - share)
+    assert_close(first_view_fraction(whole, only_second, only_first), 1 - share)
 
 
 def test_share_is_of_the_class_predicted_on_the_whole():
     whole, only_second = logs([0.1, 0.9]), logs([0.8, 0.2])
-    share = first_view_share(whole, logs([0.4, 0.6]), only_second)
+    share = first_view_fraction(whole, logs([0.4, 0.6]), only_second)
     assert float(share) == pytest.approx(math.log(4.5) / (math.log(4.5) + math.log(1.5)))
 
 
@@ -212,7 +211,7 @@ def test_a_view_is_covered_by_a_member_that_can_do_without_the_other():
 
 def test_predictions_on_other_inputs_are_refused():
     with pytest.raises(ValueError, match="the same inputs"):
-        first_view_share(logs([0.5, 0.5]), logs([0.5, 0.5], [0.5, 0.5]), logs([0.5, 0.5]))
+        first_view_fraction(logs([0.5, 0.5]), logs([0.5, 0.5], [0.5, 0.5]), logs([0.5, 0.5]))
 
 
 # ---- from a run to a page
@@ -224,21 +223,20 @@ def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
     flags = ["--members", "3", "--epochs", "2", "--subset", "200"]
     for method in ("deep-ensembles", "feature-wgd"):
         train(["two-view-digits", "--method", method, "--out", method, *flags])
-    protocol = EvaluationProtocol(examples=100, corruptions=(), unfamiliar=(), maps=0)
-    found = evaluate(["deep-ensembles", "feature-wgd"], protocol)
-    assert found.results["conditions"] == ["clean", "only-left", "only-right"]
-    entry = found.results["runs"][0]
-    views, summary = entry["views"], entry["summary"]
-    members = views["only"]["left"]["member_accuracy"]
+    protocol = EvaluationProtocol(examples=100, corruptions=(), ood=(), maps=0)
+    found = evaluate_runs(["deep-ensembles", "feature-wgd"], protocol)
+    assert [s.name for s in found.results.test_sets] == ["clean", "left", "right"]
+    views, summary = found.results.runs[0].views, found.results.runs[0].summary
+    members = views.only["left"].member_accuracy
     assert summary["only_left_member_accuracy"] == pytest.approx(sum(members) / 3)
     assert summary["only_left_best_member_accuracy"] == max(members)
-    assert summary["left_share"] == pytest.approx(sum(views["member_share"]) / 3)
+    assert summary["left_share"] == pytest.approx(sum(views.member_share) / 3)
     assert summary["view_difference_on_average"] <= summary["view_difference_by_input"]
     assert (tmp_path / "deep-ensembles" / "predictions" / "only-left.safetensors").is_file()
-    page = write_report(found, tmp_path / "report").read_text()
+    page = write_report(found.results, found.images, tmp_path / "report").read_text()
     assert "Which view members use" in page
     assert "difference by input" in page
-    picture = ElementTree.parse(tmp_path / "report" / "views.svg").getroot()
+    picture = ElementTree.parse(tmp_path / "report" / "figures" / "views.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     assert len(picture.findall(f".//{space}circle")) == 2 * 3
     labels = [each.get("aria-label") for each in picture.iter(f"{space}svg") if each.get("aria-label")]
@@ -248,9 +246,10 @@ def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
 
 
 def test_reports_without_views_have_no_such_section(tmp_path):
-    page = write_report(make_evaluation(tmp_path / "runs"), tmp_path / "report").read_text()
+    results = make_results()
+    page = write_report(results, make_images(results), tmp_path / "report").read_text()
     assert "Which view members use" not in page
-    assert not (tmp_path / "report" / "views.svg").exists()
+    assert not (tmp_path / "report" / "figures" / "views.svg").exists()
 
 
 def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, temp_cache):
@@ -259,9 +258,9 @@ def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, te
     train(
         ["two-view-digits", "--data", "dominoes", "--members", "2", "--epochs", "1", "--subset", "40", "--out", "run"]
     )
-    found = evaluate(["run"], EvaluationProtocol(corruptions=(), unfamiliar=(), maps=0))
-    assert found.results["conditions"] == ["clean", "only-digit", "only-picture"]
-    assert "digit_share" in found.results["runs"][0]["summary"]
+    found = evaluate_runs(["run"], EvaluationProtocol(corruptions=(), ood=(), maps=0))
+    assert [s.name for s in found.results.test_sets] == ["clean", "digit", "picture"]
+    assert "digit_share" in found.results.runs[0].summary
 
 
 @pytest.mark.parametrize("study", ["two-views", "dominoes"])
@@ -272,4 +271,4 @@ def test_the_studies_run(study, tmp_path):
     assert "view_difference_on_average" in rows[0]["ours"]
     assert rows[0]["ours"]["view_difference_by_input"]["mean"] == 0  # a single network
     assert rows[3]["ours"]["view_difference_by_input"]["mean"] > 0
-    assert "| view difference by input |" in (tmp_path / "smoke" / f"{study}.md").read_text()
+    assert "| difference by input |" in (tmp_path / "smoke" / f"{study}.md").read_text()

@@ -156,7 +156,7 @@ def test_every_study_runs_at_the_smallest_scale(name, shared_runs):
             assert 0 <= value["mean"] <= (20 if "nll" in key else 2 if key == "covered_views" else 1)
     has_maps = any("map" in column for column in study.columns)
     for evaluation in status.evaluations:
-        assert (evaluation.maps(evaluation.settings[0].runs[0]) is not None) == has_maps
+        assert (evaluation.results.cam_figure is not None) == has_maps
 
 
 def test_smaller_deep_ensembles_are_sub_ensembles_of_the_largest(tmp_path):
@@ -193,11 +193,11 @@ def test_differences_are_paired_by_seed_with_deep_ensembles_of_the_same_size(tmp
 
 def test_scores_by_severity_are_means_over_corruptions(shared_runs):
     status = run_study(STUDIES["severity"], "smoke", shared_runs, seeds=1)
-    entry = status.evaluations[0].results["runs"][0]
+    run = status.evaluations[0].results.runs[0]
     for severity in ("1", "5"):
-        sets = [by[severity]["calibrated"]["accuracy"] for by in entry["corrupted"].values()]
+        sets = [by[severity].calibrated["accuracy"] for by in run.corrupted.values()]
         assert len(sets) == 2
-        assert entry["summary"][f"accuracy_at_severity_{severity}"] == pytest.approx(sum(sets) / 2)
+        assert run.summary[f"accuracy_at_severity_{severity}"] == pytest.approx(sum(sets) / 2)
 
 
 def test_rows_still_differ_at_laptop_scale():

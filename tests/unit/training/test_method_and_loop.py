@@ -13,7 +13,7 @@ from helpers.small_ensembles import train_small
 from torch import Tensor, nn
 
 import featureflock as ff
-from featureflock.evaluation import EvaluationProtocol, evaluate
+from featureflock.evaluation import EvaluationProtocol, evaluate_runs
 from featureflock.evaluation.grad_cam import class_activation_maps
 from featureflock.methods import ADP, DICE, DeepEnsembles, LossOutput, Method, Single
 from featureflock.report import write_report
@@ -150,8 +150,8 @@ def test_all_eight_methods_stand_in_one_table(tmp_path):
     methods = [method for method in METHODS if not isinstance(method, Single)]
     folders = train_small(tmp_path / "runs", methods, [0, 1], epochs=2)
     folders += train_small(tmp_path / "runs", [Single()], [0, 1], epochs=2, members=1)
-    evaluation = evaluate(folders, EvaluationProtocol(corruptions=("fog",), severities=(3,), maps=4))
-    write_report(evaluation, tmp_path / "report")
+    evaluation = evaluate_runs(folders, EvaluationProtocol(corruptions=("fog",), severities=(3,), maps=4))
+    write_report(evaluation.results, evaluation.images, tmp_path / "report")
     table = (tmp_path / "report" / "table.md").read_text()
     for method in METHODS:
         assert f"| {method.title} " in table

@@ -1,0 +1,102 @@
+"""Comparison of runs: means over seeds, differences vs Deep Ensembles paired by seed, deep-ensemble equivalents."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from featureflock.evaluation.calibration import BOUNDS
+from featureflock.evaluation.dee import deep_ensemble_equivalent
+from featureflock.evaluation.results import GroupResult, RunResult
+from featureflock.evaluation.runs import RunGroup, TrainedRun, differing_fields
+from featureflock.evaluation.statistics import mean, paired_differences
+from featureflock.methods import DeepEnsembles
+
+Results = Mapping[str, RunResult]
+"""By run folder, str(run)."""
+
+
+def compare(groups: Sequence[RunGroup], results: Results) -> list[GroupResult]:
+    """Compare groups of runs.
+
+    The baseline of a group is the Deep Ensembles that share seeds with it and differ from it in the fewest recipe
+    fields. Its deep-ensemble equivalent is measured against the largest of the Deep Ensembles that differ least.
+    """
+    return [_group_result(group, groups, results) for group in groups]
+
+
+def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: int) -> list[str]:
+    """What a reader of the results should know; `requested` is the number of test examples asked for."""
+    found = []
+    fewest = min(run.clean.examples for run in runs)
+    if fewest < requested:
+        found.append(f"{requested - fewest} of {requested} test examples cannot be read and are left out.")
+    sets = [part for run in runs for part in (run.clean, *(s for by in run.corrupted.values() for s in by.values()))]
+    at_bound = sum(part.temperature_at_bound for part in sets)
+    if at_bound:
+        found.append(
+            f"On {at_bound} of {len(sets)} test sets of all runs, a fitted temperature is at its bound, {BOUNDS[0]:g} "
+            f"or {BOUNDS[1]:g}: half of the test set is predicted without error, or no better than chance. The "
+            "calibrated NLL depends on the bound there; use the raw NLL. Where it happens on the clean test set, no "
+            "deep-ensemble equivalent is given."
+        )
+    if len(groups) > 1 and not any(group.differences for group in groups):
+        found.append("No Deep Ensembles share a seed with another group, so there are no differences.")
+    return found
+
+
+def _group_result(group: RunGroup, groups: Sequence[RunGroup], results: Results) -> GroupResult:
+    runs = [results[str(run)] for run in group.runs]
+    summaries = {run.seed: run.summary for run in runs}
+    keys = [key for key in runs[0].summary if all(key in summary for summary in summaries.values())]
+    metrics = {key: mean([summary[key] for summary in summaries.values()]) for key in keys}
+    at_bound = any(run.temperature_at_bound() for run in runs)
+    baseline, curve = _baseline(group, groups), {} if at_bound else _curve(group, groups, results)
+    worth = deep_ensemble_equivalent(-metrics["nll"].mean, curve) if curve else None
+    theirs = {run.seed: results[str(run)].summary for run in baseline.runs} if baseline is not None else {}
+    return GroupResult(
+        title=group.title,
+        method=group.runs[0].method,
+        members=runs[0].members,
+        runs=[run.name for run in runs],
+        seeds=list(summaries),
+        metrics=metrics,
+        baseline=None if baseline is None else baseline.title,
+        baseline_differs_in=[] if baseline is None else differing_fields(group.runs[0], baseline.runs[0]),
+        differences=paired_differences(summaries, theirs) if theirs else {},
+        deep_ensemble_equivalent=f"more than {max(curve)}" if worth == math.inf else worth,
+        temperature_at_bound=at_bound,
+        corrupted_temperature_at_bound=any(run.temperature_at_bound("corrupted_nll") for run in runs),
+    )
+
+
+def _baseline(group: RunGroup, groups: Sequence[RunGroup]) -> RunGroup | None:
+    """The Deep Ensembles to compare with; None for Deep Ensembles."""
+    if _is_deep_ensemble(group.runs[0]):
+        return None
+    seeds = {run.seed for run in group.runs}
+
+    def distance(other: RunGroup) -> tuple[int, int, int]:
+        shared = len(seeds & {run.seed for run in other.runs})
+        return -min(shared, 1), len(differing_fields(group.runs[0], other.runs[0])), -shared
+
+    return min(_deep_ensembles(groups), key=distance, default=None)
+
+
+def _curve(group: RunGroup, groups: Sequence[RunGroup], results: Results) -> dict[int, float]:
+    """Calibrated log-likelihood of Deep Ensembles by size, mean over runs; empty if a temperature is at its bound."""
+
+    def distance(other: RunGroup) -> tuple[int, int]:
+        return len(differing_fields(group.runs[0], other.runs[0])), -results[str(other.runs[0])].members
+
+    best = min(_deep_ensembles(groups), key=distance, default=None)
+    runs = [results[str(run)] for run in best.runs] if best is not None else []
+    if not runs or any(run.temperature_at_bound() for run in runs):
+        return {}
+    return {int(n): -mean([run.details.by_size[n]["nll"] for run in runs]).mean for n in runs[0].details.by_size}
+
+
+def _deep_ensembles(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    return [group for group in groups if _is_deep_ensemble(group.runs[0])]
+
+
+def _is_deep_ensemble(run: TrainedRun) -> bool:
+    return run.method == DeepEnsembles.title

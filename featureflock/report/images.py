@@ -1,0 +1,141 @@
+"""Figures made of images: the most disputed test examples, and class activation maps."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from PIL import Image
+
+from featureflock.evaluation.results import DisputedExample, EvaluationResults
+from featureflock.report.rows import ReportRow
+from featureflock.report.tables import in_words
+
+_DISPLAY = 112
+"""Size of a disputed image on the page, in CSS pixels."""
+
+
+class MemberPrediction(NamedTuple):
+    """A member's most probable class."""
+
+    name: str
+    probability: str
+    correct: bool
+
+
+class RowPredictions(NamedTuple):
+    """Predictions of the members of one row."""
+
+    row: ReportRow
+    members: list[MemberPrediction]
+    correct: int
+
+
+@dataclass(frozen=True)
+class DisputedImage:
+    """A test example that members disagree about."""
+
+    position: int
+    label: str
+    mutual_information: str
+    uri: str
+    """data: URI of the image; empty for inputs that are not images."""
+    alt: str
+    width: int
+    predictions: list[RowPredictions]
+
+
+@dataclass(frozen=True)
+class DisputedImages:
+    examples: list[DisputedImage]
+    caption: str
+    kind: str = "disputed"
+
+
+@dataclass(frozen=True)
+class ImageFigure:
+    """An image with a caption."""
+
+    uri: str
+    alt: str
+    caption: str
+    width: int
+    kind: str = "image"
+
+
+def disputed_images(
+    results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow]
+) -> DisputedImages | None:
+    """The most disputed test examples with each member's prediction; None if all rows are single networks."""
+    if not results.disputed:
+        return None
+    caption = (
+        "The test examples with the largest mutual information between prediction and member (epistemic uncertainty, "
+        "in nats), where members are confident of different classes: mean over the first run of each ensemble. For "
+        "each member its most probable class, before calibration; ✓ marks correct predictions."
+    )
+    return DisputedImages([_disputed(results, images, rows, example) for example in results.disputed], caption)
+
+
+def cam_figure(
+    results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow]
+) -> ImageFigure | None:
+    """Class activation maps of members over a few test images; None if there are none."""
+    figure = results.cam_figure
+    if figure is None:
+        return None
+    names = [_class_name(results, label) for label in figure.labels]
+    shown = figure.members_shown
+    some = f" The first {shown} members are shown." if any(row.members > shown for row in rows) else ""
+    caption = (
+        "Beside each test image the class activation map (Grad-CAM) of each member for the class that the ensemble "
+        f"predicts; bright regions support it. The images are the first of each class, not selected.{some}"
+    )
+    shown_images = in_words(f"{_article(name)} {name}" for name in names)
+    groups = (f"{title} (seed {seed})" for title, seed in zip(figure.groups, figure.seeds, strict=True))
+    alt = f"Class activation maps of {in_words(groups)}, over images of {shown_images}."
+    data = images[figure.image]
+    return ImageFigure(_data_uri(data), alt, caption, _size(data)[0])
+
+
+def _disputed(
+    results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow], example: DisputedExample
+) -> DisputedImage:
+    name = _class_name(results, example.label)
+    predictions = []
+    for row in rows:
+        members = [
+            MemberPrediction(_class_name(results, predicted), f"{100 * p:.0f}\u202f%", predicted == example.label)
+            for predicted, p in example.predictions.get(row.title, ())
+        ]
+        if members:
+            predictions.append(RowPredictions(row, members, sum(member.correct for member in members)))
+    uri, width = "", 0
+    if example.image is not None:
+        uri, width = _data_uri(images[example.image]), _display_width(*_size(images[example.image]))
+    alt = f"test image {example.position}, {_article(name)} {name}"
+    return DisputedImage(example.position, name, f"{example.mutual_information:.3f}", uri, alt, width, predictions)
+
+
+def _class_name(results: EvaluationResults, label: int) -> str:
+    return results.class_names[label] if label < len(results.class_names) else f"class {label}"
+
+
+def _article(name: str) -> str:
+    return "an" if name[:1].lower() in tuple("aeio8") else "a"
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(png)) as image:
+        return image.size
+
+
+def _display_width(width: int, height: int) -> int:
+    """In CSS pixels; small images are enlarged by a whole factor, so that each pixel is a square."""
+    longest = max(width, height)
+    return width * (_DISPLAY // longest) if longest <= _DISPLAY else round(_DISPLAY * width / longest)

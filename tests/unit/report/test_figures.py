@@ -1,0 +1,121 @@
+"""Figures, their labels, and tables by test set."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.made_evaluations import make_images, make_results
+
+from featureflock.report.figures import reliability, severity_boxes, sub_ensembles, trained_sizes
+from featureflock.report.images import cam_figure, disputed_images
+from featureflock.report.plots import box_of
+from featureflock.report.robustness_tables import corruption_table, ood_table
+from featureflock.report.rows import report_rows
+from featureflock.report.svg import nice_step, tag, ticks
+
+
+def test_boxes_are_quartiles():
+    values = [5.0, 1.0, 4.0, 2.5, 9.0, 3.0]
+    assert box_of(values) == pytest.approx(np.percentile(values, [0, 25, 50, 75, 100]))
+    assert box_of([2.0]) == (2.0,) * 5
+
+
+def test_ticks_are_round_numbers_within_the_range():
+    assert ticks(0.13, 0.87, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert ticks(-1, 1, 4) == pytest.approx([-1, -0.5, 0, 0.5, 1])
+    assert nice_step(0.0213) == pytest.approx(0.025)
+
+
+def test_elements_escape_their_content():
+    assert tag("text", '<b> & "', class_="a", x=1.25) == '<text class="a" x="1.2">&lt;b&gt; &amp; &#34;</text>'
+    assert 'aria-label="&#34;&gt;"' in tag("svg", aria_label='">', role=None)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return make_results(seeds=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def rows(results):
+    return report_rows(results)
+
+
+def test_labels_of_figures_state_the_numbers(rows):
+    runs = rows[1].runs
+    nll = [[run.corrupted[name]["5"].calibrated["nll"] for run in runs] for name in ("fog", "shot_noise", "contrast")]
+    assert f"{np.median(np.mean(nll, axis=1)):.4g} at severity 5." in severity_boxes(rows).panels[1].svg
+    accuracy = np.mean([run.details.by_size["3"]["accuracy"] for run in runs])
+    assert f"{100 * accuracy:.4g} with 3." in sub_ensembles(rows).panels[0].svg
+    ece = [np.mean([getattr(run.clean, kind)["ece"] for run in runs]) for kind in ("raw", "calibrated")]
+    assert f"feature-WGD: ECE raw → calibrated {ece[0]:.4f} → {ece[1]:.4f}." in reliability(rows).panels[1].svg
+
+
+def test_reliability_pools_the_seeds(rows):
+    """A bar's tooltip is the number of examples of all runs."""
+    counts = [sum(run.details.reliability["calibrated"].count[14] for run in row.runs) for row in rows]
+    for panel, count in zip(reliability(rows).panels, counts, strict=True):
+        assert f"<title>{count:g} examples</title>" in panel.svg
+
+
+def test_ensembles_trained_in_several_sizes_have_a_figure(rows):
+    """Sizes of Deep Ensembles that were not trained are subsets of the largest; otherwise rows must differ in size."""
+    deep, ours = rows
+    assert trained_sizes(rows) is None
+
+    def trained(members, accuracy):
+        scores = {"accuracy": accuracy, "nll": 1 - accuracy}
+        runs = [replace(run, clean=replace(run.clean, calibrated=scores)) for run in ours.runs]
+        return replace(ours, group=replace(ours.group, members=members), runs=runs)
+
+    figure = trained_sizes([deep, trained(1, 0.8), trained(3, 0.9)])
+    label = re.search(r'aria-label="(Accuracy[^"]*)"', figure.panels[0].svg)[1]
+    subset = 100 * np.mean([run.details.by_size["1"]["accuracy"] for run in deep.runs])
+    largest = 100 * np.mean([run.clean.calibrated["accuracy"] for run in deep.runs])
+    assert f"Deep Ensembles {subset:.4g} with 1, {largest:.4g} with 3" in label
+    assert "feature-WGD 80 with 1, 90 with 3" in label
+    assert trained_sizes([deep, ours, ours, trained(1, 0.8)]) is None
+
+
+def test_corruptions_are_compared_with_deep_ensembles(rows):
+    table = corruption_table(rows)
+    assert [row[0].text for row in table.rows] == ["clean", "fog", "shot noise", "contrast"]
+    base, ours = (
+        100 * np.mean([run.corrupted["fog"][s].calibrated["accuracy"] for run in row.runs for s in "15"])
+        for row in rows
+    )
+    first, second = table.rows[1][1:]
+    assert (first.text, first.detail) == (f"{base:.2f}", "")
+    assert (second.text, second.detail) == (f"{ours:.2f}", f"{ours - base:+.2f}".replace("-", "−"))
+    assert (second.heat > 0) == (ours > base)
+
+
+def test_the_best_detection_of_each_ood_set_is_marked(rows):
+    table = ood_table(rows)
+    fpr = [np.mean([run.ood["noise"]["entropy"]["fpr95"] for run in row.runs]) for row in rows]
+    assert [row[8].text for row in table.rows] == [f"{100 * value:.1f}" for value in fpr]
+    assert [row[8].best for row in table.rows] == [value == min(fpr) for value in fpr]
+
+
+def test_disputed_examples_show_each_members_prediction(results, rows):
+    images = make_images(results)
+    found = disputed_images(results, images, rows).examples
+    assert [example.position for example in found] == [example.position for example in results.disputed]
+    example, shown = results.disputed[2], found[2]
+    assert shown.alt == "test image 12, an owl"
+    assert shown.width == 112  # 8 pixels, enlarged 14 times
+    (_, ours) = shown.predictions
+    expected = [
+        (results.class_names[k], f"{100 * p:.0f}\u202f%", k == 2) for k, p in example.predictions["feature-WGD"]
+    ]
+    assert [tuple(member) for member in ours.members] == expected
+    assert ours.correct == sum(correct for *_, correct in expected)
+
+
+def test_class_activation_maps_have_an_alternative_text(results, rows):
+    alt = cam_figure(results, make_images(results), rows).alt
+    assert alt == (
+        "Class activation maps of Deep Ensembles (seed 0) and feature-WGD (seed 0), over images of a cat, a dog and an "
+        "owl."
+    )
