@@ -18,11 +18,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from render import upgrade
+
 from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.methods import DeepEnsembles
 from featureflock.utils.provenance import provenance
 
-RUN_FIELDS = ("folder", "method", "seed", "members", "summary", "recipe", "environment", "views")
+RUN_FIELDS = ("name", "method", "seed", "members", "summary", "recipe", "environment", "views")
 SEARCH_METRICS = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagreement")
 
 
@@ -42,15 +44,16 @@ def study(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
 
 def evaluation(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
     """The evaluation without its largest parts, with the differences of feature-WGD vs a baseline."""
+    results = upgrade(results)
     small = {**results, "runs": [{key: run[key] for key in RUN_FIELDS if key in run} for run in results["runs"]]}
     if not baselines:
         return small
     (baseline,) = baselines
-    summaries = {run["folder"]: (run["seed"], run["summary"]) for run in results["runs"]}
-    by_seed = {group["title"]: dict(summaries[run] for run in group["runs"]) for group in results["settings"]}
+    summaries = {run["name"]: (run["seed"], run["summary"]) for run in results["runs"]}
+    by_seed = {group["title"]: dict(summaries[run] for run in group["runs"]) for group in results["groups"]}
     compared = [
-        {**group, "against": baseline, "differences": paired_differences(by_seed[group["title"]], by_seed[baseline])}
-        for group in results["settings"]
+        {**group, "baseline": baseline, "differences": paired_differences(by_seed[group["title"]], by_seed[baseline])}
+        for group in results["groups"]
         if group["method"] == "feature-WGD"
     ]
     return {**small, "against_ablation": compared}

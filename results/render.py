@@ -80,9 +80,24 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: 
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rules, *rows))
 
 
+def upgrade(results: dict[str, Any]) -> dict[str, Any]:
+    """Evaluation results with the keys of schema version 1; files without a version have other names for some."""
+    if "schema_version" in results or "groups" in results:
+        return results
+    ablation = {"against_ablation": [_group(group) for group in results.get("against_ablation", ())]}
+    return {
+        **{key: value for key, value in results.items() if key not in ("settings", "conditions")},
+        "runs": [{"name": run["folder"], **run} for run in results["runs"]],
+        "groups": [_group(group) for group in results["settings"]],
+        "test_sets": [{"name": name} for name in results["conditions"]],
+        **(ablation if "against_ablation" in results else {}),
+    }
+
+
 def evaluation(results: dict[str, Any]) -> str:
     """Results of `featureflock evaluate`: the mean of each metric, then the differences vs Deep Ensembles."""
-    groups = results["settings"]
+    results = upgrade(results)
+    groups = results["groups"]
     metrics = [find_metric(key) for key in COMPARISON if any(key in group["metrics"] for group in groups)]
     heads = ["Method", "Members", "Seeds", *map(_head, metrics)]
     rows = [
@@ -94,14 +109,19 @@ def evaluation(results: dict[str, Any]) -> str:
         for row, cell in zip(rows, _equivalents(groups), strict=True):
             row.append(cell)
     return "\n\n".join(
-        [markdown(heads, rows), _means_note(groups, results["conditions"]), *_differences(groups, metrics)]
+        [
+            markdown(heads, rows),
+            _means_note(groups, [test["name"] for test in results["test_sets"]]),
+            *_differences(groups, metrics),
+        ]
     )
 
 
 def views(results: dict[str, Any]) -> str:
     """Results of an evaluation on data with two views: means, differences vs Deep Ensembles and vs feature-MAP."""
-    groups = results["settings"]
-    names = [name.removeprefix("only-") for name in results["conditions"] if name.startswith("only-")]
+    results = upgrade(results)
+    groups = results["groups"]
+    names = [test["name"].removeprefix("only-") for test in results["test_sets"] if test["name"].startswith("only-")]
     metrics = [find_metric("accuracy"), *_view_metrics(*names)]
     means = _means([group["metrics"] for group in groups], metrics)
     rows = [[group["title"], *cells] for group, cells in zip(groups, means, strict=True)]
@@ -129,7 +149,7 @@ def study(results: dict[str, Any]) -> str:
         if row["paper"]:
             lines.append(["paper", "", *(row["paper"].get(metric.key, "") for metric in metrics)])
     parts = [markdown(["", "Members", *map(_head, metrics)], lines), _study_note(results, metrics)]
-    for baseline, others in results["against"].items():
+    for baseline, others in results.get("against", {}).items():
         heads = [f"difference vs {baseline}", *map(_head, metrics)]
         found = [[title, *(_difference(m, numbers.get(m.key)) for m in metrics)] for title, numbers in others.items()]
         parts.append(markdown(heads, found))
@@ -195,6 +215,10 @@ def demo(results: dict[str, Any]) -> str:
     )
 
 
+def _group(group: dict[str, Any]) -> dict[str, Any]:
+    return {**group, "baseline": group.get("against")}
+
+
 def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[str]:
     compared = [group for group in groups if group.get("differences")]
     if not compared:
@@ -204,7 +228,7 @@ def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[st
         [g["title"], *(_difference(metric, g["differences"].get(metric.key)) for metric in metrics)] for g in compared
     ]
     (seeds,) = {difference["seeds"] for group in compared for difference in group["differences"].values()}
-    (baseline,) = {group["against"] for group in compared}
+    (baseline,) = {group["baseline"] for group in compared}
     note = (
         f"Mean of the paired differences vs {baseline} (same seed) over {seeds} seeds, with the 95 % confidence "
         "interval (Student's t). ▲ significantly better, ▼ significantly worse: the interval excludes 0."
@@ -216,7 +240,7 @@ def _difference(metric: Metric, difference: Numbers | None) -> str:
     if difference is None:
         return "–"
     text, low, high = metric.text(difference["mean"], sign=True), difference["low"], difference["high"]
-    if low is None:
+    if low is None or high - low < 1e-12:  # all differences are equal: no interval
         return text
     mark = ""
     if metric.better and difference["seeds"] >= MIN_SEEDS and not low <= 0 <= high:
