@@ -175,7 +175,7 @@ def test_repulsion_keeps_features_apart():
 def test_says_what_is_wrong():
     with pytest.raises(ValueError, match="needs train_size"):
         WeightWGD().build(make_extractor, make_head, members=3)
-    with pytest.raises(ValueError, match="Single is one network"):
+    with pytest.raises(ValueError, match="Single trains one network"):
         build(Single(), 3)
     with pytest.raises(ValueError, match="1 to 1,000 members"):
         build(DeepEnsembles(), 0)

@@ -414,7 +414,7 @@ def test_the_command_line_makes_an_architecture():
         (lambda: models.CifarResNet(2), "6b \\+ 2 layers; use .* not 2"),
         (lambda: models.CifarResNet(20, channels=0), "channels must be"),
         (lambda: ResNetConfig(20), "no ResNet of depth 20; use 18, 34, 50, 101, 152"),
-        (lambda: models.ResNet(18, "mnist"), 'stem must be "imagenet" or "cifar"'),
+        (lambda: models.ResNet(18, "mnist"), 'stem must be "imagenet"'),
         (lambda: MLPConfig(()), "at least one layer"),
         (lambda: MLPConfig((8, 0)), "each of widths must be"),
         (lambda: CNNConfig(0), "width must be"),
