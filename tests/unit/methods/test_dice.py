@@ -220,7 +220,7 @@ def test_discriminators_have_their_own_optimiser_and_learning_rate():
 
 
 def test_class_gaussians_fit_the_features():
-    """Training brings the bottleneck close to the optimum of one Gaussian per class, which a single one cannot reach."""
+    """Training brings the bottleneck close to the optimum of one Gaussian per class, unlike one for all classes."""
     method = DICE()
     ens = fit(method, build(method, 2), 200)
     x, y = sample(4_000, 10**6)

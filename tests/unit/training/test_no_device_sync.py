@@ -1,6 +1,6 @@
-"""A step on a GPU reads nothing back: reading makes the processor wait for all that was asked of the device.
+"""A training step reads nothing from the GPU, because reading blocks until the GPU is done.
 
-Tensors on PyTorch's "meta" device have shapes but no numbers, so whatever asks for a number fails.
+Tensors on PyTorch's "meta" device have shapes but no values, so reading a value fails.
 """
 
 from contextlib import nullcontext
@@ -19,12 +19,12 @@ from featureflock.training.state import initial_state
 META = torch.device("meta")
 
 
-SETUP = ResolvedCompute("meta", "float32", True, False, "sequential", 1)
+RESOLVED = ResolvedCompute("meta", "float32", True, False, "sequential", 1)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none for this device
+def test_a_training_step_of_every_method_reads_nothing(method, monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # not available for this device
     recipe = Recipe(method=method, members=1 if type(method).__name__ == "Single" else 3, batch=8)
     network = CNNConfig()
     with META:
@@ -35,18 +35,18 @@ def test_a_whole_step_of_every_method_reads_nothing(method, monkeypatch):
             seed=0,
             train_size=100,
         )
-    loop = _Loop(recipe, None, SETUP, None, {}, None, initial_state(recipe, ens), None, None, SINGLE_PROCESS)
-    pictures = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
+    loop = _Loop(recipe, None, RESOLVED, None, {}, None, initial_state(recipe, ens), None, None, SINGLE_PROCESS)
+    images = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
     normalisation = Normalisation((0.5,) * 3, (0.2,) * 3)
     examples = TensorExamples(
-        pictures, torch.zeros(40, dtype=torch.long), normalisation=normalisation, padding=2, flip=True
+        images, torch.zeros(40, dtype=torch.long), normalisation=normalisation, padding=2, flip=True
     )
     for batch in examples.batches(torch.arange(16).split(8), META, EpochKey(0, 0)):
         assert batch.x.device == META
         loop._step(batch)
-    assert loop.state.optimisers[0].state  # it did learn, in a manner of speaking
+    assert loop.state.optimisers[0].state  # the optimiser did step
 
 
-def test_the_test_would_see_a_number_being_read():
+def test_reading_a_value_would_be_noticed():
     with pytest.raises(RuntimeError, match="meta"):
         torch.empty(3, device=META).sum().item()

@@ -1,4 +1,4 @@
-"""The learning rate: its closed form at given steps, and that a run follows it, resumed or not."""
+"""Learning rate schedules: closed forms, and runs that follow them, resumed or not."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from featureflock.training.build import build
 CYCLE = replace(SHORT, schedule="one-cycle", warmup=0.25, learning_rate=0.2, epochs=4, seed=7)
 
 
-def test_one_cycle_rises_and_falls_in_straight_lines():
+def test_one_cycle_rises_and_falls_linearly():
     rate = CYCLE.learning_rate_at
     assert [rate(e) for e in (0, 0.5, 1, 2, 3, 4)] == pytest.approx([0, 0.1, 0.2, 0.2 * 2 / 3, 0.2 / 3, 0])
     falling = replace(CYCLE, warmup=0.0).learning_rate_at
@@ -29,15 +29,15 @@ def test_one_cycle_rises_and_falls_in_straight_lines():
     assert max(steps) == pytest.approx(0.2 * 0.97, rel=0.01)
 
 
-def test_steps_do_not_depend_on_where_in_an_epoch():
+def test_step_decay_is_constant_within_an_epoch():
     recipe = replace(SHORT, epochs=4, decay_epochs=(1, 3), decay_ratio=0.5, learning_rate=0.2)
     for epoch, rate in enumerate([0.2, 0.1, 0.1, 0.05]):
-        for share in (0, 1e-6, 0.5, 1 - 1e-6):
-            assert recipe.learning_rate_at(epoch + share) == rate
+        for fraction in (0, 1e-6, 0.5, 1 - 1e-6):
+            assert recipe.learning_rate_at(epoch + fraction) == rate
 
 
 def test_a_run_follows_one_cycle_step_by_step(tmp_path):
-    """Against the plainest loop, with the rate of each of the 20 steps written out: 5 rise, 15 fall."""
+    """Against a naive loop with the learning rates of the 20 steps written out: 5 rise, 15 fall."""
     train(CYCLE, tmp_path / "run")
     splits = CYCLE.data.load().split(subset=240)
     ens, method = build(CYCLE, splits), CYCLE.method
@@ -63,7 +63,7 @@ def test_a_run_follows_one_cycle_step_by_step(tmp_path):
 
 
 @pytest.mark.parametrize("at", [3, 5, 12])
-def test_a_resumed_one_cycle_ends_with_the_same_bits(at, tmp_path):
+def test_a_resumed_one_cycle_run_is_bit_identical(at, tmp_path):
     class Interrupt(Reporter):
         def step(self, step, averages):
             if step == at:

@@ -1,4 +1,4 @@
-"""What a method may ask of the training loop: optimisers and an order of its own, and networks kept to the bit."""
+"""Methods in the training loop: extra optimisers, data order, extra networks in checkpoints, LossOutput."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from featureflock.training.checkpoint import read_newest
 
 @dataclass(frozen=True)
 class Judged(Method):
-    """A method of one's own: a network besides the members with its own learning rate, and batches of all classes."""
+    """A custom method with an extra network, its own optimiser, and batches balanced over classes."""
 
     rate: float = 1e-3
 
@@ -61,7 +61,7 @@ def interrupt_at(*steps: int) -> Reporter:
 
 
 def end_of(folder):
-    """All that a finished run has, clocks left out."""
+    """Metrics, result and last checkpoint of a finished run, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         del line["seconds"], line["images_per_second"]
@@ -73,7 +73,7 @@ def end_of(folder):
 
 
 @pytest.mark.parametrize("method", [ADP(), DICE(ramp_epochs=1.5), Judged()], ids=lambda m: type(m).__name__)
-def test_an_interrupted_run_ends_with_the_same_bits(method, tmp_path):
+def test_an_interrupted_run_resumes_bit_identically(method, tmp_path):
     recipe = replace(SHORT, method=method, epochs=3, decay_epochs=(2,))
     train(recipe, tmp_path / "whole")
     for step in (2, 7, 13):  # in the first, second and third epoch
@@ -87,7 +87,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, tmp_path):
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_a_checkpoint_holds_what_all_optimisers_remember(tmp_path):
+def test_a_checkpoint_contains_the_state_of_all_optimisers(tmp_path):
     train(replace(SHORT, method=DICE()), tmp_path)
     *_, tensors = end_of(tmp_path)
     of_discriminators = [name for name in tensors if name.startswith("optimiser/layer.discriminators.")]
@@ -99,8 +99,8 @@ def test_a_checkpoint_holds_what_all_optimisers_remember(tmp_path):
     assert int(tensors["ensemble/layer.seen"]) == 2 * 240
 
 
-def test_own_optimisers_have_their_parameters_to_themselves(tmp_path):
-    """At their learning rate of 0 these stay as they were, in spite of the recipe's rate and weight decay."""
+def test_the_recipe_does_not_optimise_parameters_with_an_extra_optimiser(tmp_path):
+    """At a learning rate of 0 of the extra optimiser they do not change, despite the recipe's weight decay."""
     for rate in (0.0, 1e-3):
         recipe = replace(SHORT, method=Judged(rate), weight_decay=0.1)
         train(recipe, tmp_path / str(rate))
@@ -109,7 +109,7 @@ def test_own_optimisers_have_their_parameters_to_themselves(tmp_path):
         assert torch.equal(trained.judge.weight, fresh.judge.weight) == (rate == 0)
 
 
-def test_own_learning_rates_are_not_decayed(tmp_path, monkeypatch):
+def test_learning_rates_of_extra_optimisers_are_not_decayed(tmp_path, monkeypatch):
     rates: list[tuple[float, float]] = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), step(self)))
@@ -117,14 +117,14 @@ def test_own_learning_rates_are_not_decayed(tmp_path, monkeypatch):
     assert set(rates) == {0.007}
 
 
-def test_batches_are_cut_from_the_order_that_the_method_gives(tmp_path):
+def test_batches_follow_the_order_of_the_method(tmp_path):
     LABELS.clear()
     train(replace(SHORT, method=Judged(), batch=20, epochs=2), tmp_path)
     assert len(LABELS) == 24
     for y in LABELS:
         assert torch.bincount(y, minlength=10).tolist() == [2] * 10
     first, second = torch.cat(LABELS[:12]), torch.cat(LABELS[12:])
-    assert torch.equal(first, second)  # the classes take turns; the examples do not:
+    assert torch.equal(first, second)  # classes alternate in the same way in both epochs
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [12, 24]
 
@@ -137,7 +137,7 @@ def test_batches_are_cut_from_the_order_that_the_method_gives(tmp_path):
         (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got a loss of shape \(50, 10\)"),
     ],
 )
-def test_a_loss_that_is_no_loss_output_is_refused(result, got, tmp_path):
+def test_a_loss_that_is_not_a_loss_output_is_refused(result, got, tmp_path):
     class Wrong(DeepEnsembles):
         def loss(self, ens, x, y):
             return result(*super().loss(ens, x, y))
@@ -146,23 +146,23 @@ def test_a_loss_that_is_no_loss_output_is_refused(result, got, tmp_path):
         train(replace(SHORT, method=Wrong()), tmp_path)
 
 
-def test_all_eight_methods_stand_in_one_table(tmp_path):
+def test_all_eight_methods_appear_in_one_table(tmp_path):
     methods = [method for method in METHODS if not isinstance(method, Single)]
-    folders = train_small(tmp_path / "runs", methods, [0, 1], epochs=2)
-    folders += train_small(tmp_path / "runs", [Single()], [0, 1], epochs=2, members=1)
+    folders = train_small(tmp_path / "runs", methods, [0], epochs=1)
+    folders += train_small(tmp_path / "runs", [Single()], [0], epochs=1, members=1)
     evaluation = evaluate_runs(folders, EvaluationProtocol(corruptions=("fog",), severities=(3,), maps=4))
     write_report(evaluation.results, evaluation.images, tmp_path / "report")
     table = (tmp_path / "report" / "table.md").read_text()
     for method in METHODS:
         assert f"| {method.title} " in table
     results = json.loads((tmp_path / "report" / "results.json").read_text())
-    assert len(results["runs"]) == 16
+    assert len(results["runs"]) == 8
 
 
-def test_maps_of_dice_are_of_the_means(tmp_path):
+def test_activation_maps_of_dice_use_the_means(tmp_path):
     (folder,) = train_small(tmp_path, [DICE()], [0], epochs=1)
     ens = ff.load(folder / "ensemble").train()
     x = torch.rand(3, 1, 8, 8)
-    found = class_activation_maps(ens, x)
-    assert torch.equal(found.maps, class_activation_maps(ens, x).maps)  # no noise in them
-    assert torch.equal(found.classes[0], ens.predict(x).argmax(-1))
+    result = class_activation_maps(ens, x)
+    assert torch.equal(result.maps, class_activation_maps(ens, x).maps)  # without sampling noise
+    assert torch.equal(result.classes[0], ens.predict(x).argmax(-1))
