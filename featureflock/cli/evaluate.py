@@ -1,4 +1,4 @@
-"""featureflock evaluate: all metrics of trained runs, and how they compare."""
+"""featureflock evaluate: measure and compare trained runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from featureflock.utils.files import check_folder
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate: the flags that evaluate and report have in common."""
+    """Flags that evaluate and report have in common."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN …"), tyro.conf.Positional]
-    """Folders that `featureflock train` made: methods × seeds of one data set."""
+    """Run folders, as made by `featureflock train`: methods × seeds of one data set."""
     protocol: Annotated[EvaluationProtocol, tyro.conf.arg(name="")] = EvaluationProtocol()
     """What to test on."""
     device: str = "auto"
@@ -28,11 +28,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Options(Request):
-    """Measure trained runs on the clean test set, its 15 corruptions × 5 severities, and out-of-distribution inputs.
+    """Evaluate trained runs on the clean test set, its 15 corruptions × 5 severities, and out-of-distribution inputs.
 
-    Runs that differ by their seed alone are averaged, and differences from Deep Ensembles are paired by seed. Each
-    member's predictions are kept in RUN/predictions: what is there is not computed again, and an interrupted evaluation
-    goes on by the same command.
+    Runs that differ in their seed alone are averaged, and differences vs Deep Ensembles are paired by seed. Predictions
+    are cached in RUN/predictions, so nothing is computed twice, and the same command resumes an interrupted evaluation.
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-evaluation")
@@ -44,16 +43,16 @@ def main(args: list[str]) -> None:
     options = tyro.cli(Options, prog="featureflock evaluate", args=args)
     console = make_console()
     check_folder(options.out)
-    evaluation = carry_out(options, console)
-    show(evaluation, console)
+    evaluation = run_evaluation(options, console)
+    print_tables(evaluation, console)
     for path in write_tables(evaluation.results, evaluation.images, options.out):
         console.print(f"wrote {path}", soft_wrap=True)
 
 
-def carry_out(request: Request, console: Console) -> Evaluation:
+def run_evaluation(request: Request, console: Console) -> Evaluation:
     """Evaluate, with a progress bar."""
     if not request.runs:
-        raise ValueError("Say which runs: the folders that `featureflock train` made, such as runs/*.")
+        raise ValueError("Give at least one run: a folder that `featureflock train` made, such as runs/*.")
     with progress_bar(console, "examples") as progress:
         return evaluate_runs(
             request.runs,
@@ -64,6 +63,7 @@ def carry_out(request: Request, console: Console) -> Evaluation:
         )
 
 
-def show(evaluation: Evaluation, console: Console) -> None:
+def print_tables(evaluation: Evaluation, console: Console) -> None:
+    """Print the comparison."""
     for table in terminal_tables(evaluation.results):
         console.print(table)

@@ -1,4 +1,4 @@
-"""featureflock predict: a trained run's opinion of pictures."""
+"""featureflock predict: classify image files with a trained run."""
 
 import io
 import json
@@ -25,21 +25,21 @@ from featureflock.utils.files import write_atomically
 
 @dataclass(frozen=True)
 class Options:
-    """Classify pictures with a trained run: label, calibrated probability, and how much the members agree.
+    """Classify images with a trained run: class, calibrated probability, member agreement and epistemic uncertainty.
 
-    Pictures of another size are scaled and cut to what the network was trained on, in colour or grey.
+    Images are resized, cropped and converted to the format that the network was trained on.
     """
 
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
-    """Folder that `featureflock train` made."""
-    pictures: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE …"), tyro.conf.Positional]
-    """Picture files: PNG, JPEG, …"""
+    """Run folder, as made by `featureflock train`."""
+    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE …"), tyro.conf.Positional]
+    """Image files: PNG, JPEG, …"""
     top: int = 3
-    """How many of the most probable classes to name."""
+    """Number of most probable classes to print."""
     explain: bool = False
-    """Also draw where each member looks (class activation maps)."""
+    """Also draw the class activation maps of each member."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("featureflock-explanation.png")
-    """File for what --explain draws."""
+    """File for the figure of --explain."""
     json: bool = False
     """Print JSON instead of a table."""
     device: str = "auto"
@@ -49,104 +49,105 @@ class Options:
 def main(args: list[str]) -> None:
     """Run `featureflock predict` with these arguments."""
     options = tyro.cli(Options, prog="featureflock predict", args=args)
-    if not options.pictures:
-        raise ValueError("Say which pictures: featureflock predict RUN picture.png …")
+    if not options.images:
+        raise ValueError("Give at least one image: featureflock predict RUN image.png …")
     if options.top < 1:
         raise ValueError(f"--top must be at least 1; got {options.top}.")
     if options.explain:
-        _check_drawing(options.out)
+        _check_figure_path(options.out)
     console = make_console()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         print(text, file=sys.stderr)
 
     run = read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
     if options.explain and not has_convolutions(predictor):
-        raise ValueError("--explain is for networks with convolutions, which this run has not; leave it out.")
-    classifier = RunClassifier(run, predictor, say)
+        raise ValueError("--explain needs convolutional networks; leave it out for this run.")
+    classifier = RunClassifier(run, predictor, log)
     read: list[tuple[Path, Image.Image, str]] = []
     refused = []
-    for path in options.pictures:
+    for path in options.images:
         try:
             read.append((path, *classifier.read(path)))
         except (OSError, ValueError) as error:
             refused.append(str(error))
-    answers = classifier.classify(read, options.top) if read else []
+    predictions = classifier.classify(read, options.top) if read else []
     if options.json:
-        print(json.dumps([_as_json(answer, classifier.temperature) for answer in answers], indent=1))
-    elif answers:
-        console.print(_table(answers))
-        for answer in answers:
-            if answer.note:
-                console.print(f"{answer.path}: {answer.note}", soft_wrap=True)
+        print(json.dumps([_as_json(each, classifier.temperature) for each in predictions], indent=1))
+    elif predictions:
+        console.print(_table(predictions))
+        for prediction in predictions:
+            if prediction.note:
+                console.print(f"{prediction.path}: {prediction.note}", soft_wrap=True)
         if classifier.calibrated_on:
-            how = f"calibrated on {classifier.calibrated_on} (temperature {classifier.temperature:.3f})"
-            console.print(f"Probabilities are {how}.", soft_wrap=True)
+            source = f"{classifier.calibrated_on} (temperature {classifier.temperature:.3f})"
+            console.print(f"Probabilities are calibrated on {source}.", soft_wrap=True)
+        console.print("Epistemic uncertainty is 0 where all members predict the same probabilities.", soft_wrap=True)
     if options.explain and read:
-        _draw(_explain(classifier, read, answers), options.out)
-        say(f"wrote {options.out}")
+        _write_figure(_explain(classifier, read, predictions), options.out)
+        log(f"wrote {options.out}")
     if refused:
         raise ValueError(" ".join(refused))
 
 
-def _check_drawing(path: Path) -> None:
+def _check_figure_path(path: Path) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ValueError(f"--out {path} cannot be written; give a file in a folder that exists.")
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"--out {path} must end in .png, .jpg or .webp.")
 
 
-def _draw(picture: Image.Image, path: Path) -> None:
-    """All of the file or nothing."""
+def _write_figure(figure: Image.Image, path: Path) -> None:
+    """Write the figure atomically."""
     data = io.BytesIO()
     try:
-        picture.save(data, Image.registered_extensions()[path.suffix.lower()])
+        figure.save(data, Image.registered_extensions()[path.suffix.lower()])
         write_atomically(path, data.getvalue())
     except (OSError, ValueError) as error:
-        size = f"{picture.width} × {picture.height}"
+        size = f"{figure.width} × {figure.height}"
         raise ValueError(
-            f"What --explain draws, {size} pixels, cannot be written to {path} ({error}); give another --out, such as "
-            "a .png, or fewer pictures."
+            f"The figure of --explain, {size} pixels, cannot be written to {path} ({error}); give another --out, such "
+            "as a .png, or fewer images."
         ) from error
 
 
-def _table(answers: list[ImagePrediction]) -> Table:
+def _table(predictions: list[ImagePrediction]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("picture", "label", "probability", "members that agree", "then"):
+    for heading in ("image", "top class", "probability", "members agreeing", "epistemic, nats", "next"):
         table.add_column(heading)
-    for answer in answers:
-        first, *others = answer.guesses
+    for prediction in predictions:
+        first, *others = prediction.top
         table.add_row(
-            str(answer.path),
+            str(prediction.path),
             first.name,
             f"{100 * first.probability:.1f} %",
-            f"{answer.votes} of {len(answer.members)}",
-            ", ".join(f"{guess.name} {100 * guess.probability:.1f} %" for guess in others),
+            f"{prediction.agreeing} of {len(prediction.members)}",
+            f"{prediction.mutual_information:.3f}",
+            ", ".join(f"{each.name} {100 * each.probability:.1f} %" for each in others),
         )
     return table
 
 
-def _as_json(answer: ImagePrediction, temperature: float) -> dict[str, object]:
-    first = answer.guesses[0]
+def _as_json(prediction: ImagePrediction, temperature: float) -> dict[str, object]:
+    first = prediction.top[0]
     return {
-        "picture": str(answer.path),
+        "image": str(prediction.path),
         "label": first.name,
         "probability": first.probability,
         "temperature": temperature,
-        "votes": answer.votes,
-        "members": [guess._asdict() for guess in answer.members],
-        "mutual_information": answer.mutual_information,
-        "top": [guess._asdict() for guess in answer.guesses],
-        "note": answer.note,
+        "members_agreeing": prediction.agreeing,
+        "members": [each._asdict() for each in prediction.members],
+        "mutual_information": prediction.mutual_information,
+        "top": [each._asdict() for each in prediction.top],
+        "note": prediction.note,
     }
 
 
 def _explain(
-    classifier: RunClassifier, read: list[tuple[Path, Image.Image, str]], answers: list[ImagePrediction]
+    classifier: RunClassifier, read: list[tuple[Path, Image.Image, str]], predictions: list[ImagePrediction]
 ) -> Image.Image:
-    """The members' maps over each picture, with what each member would say."""
-    pictures = np.stack([np.array(picture.convert("RGB")) for _, picture, _ in read])
-    texts = [[answer.members[i].name for answer in answers] for i in range(len(answers[0].members))]
-    title = "Where each member looks"
-    return cam_grid(pictures, [(title, classifier.maps(read), texts)])
+    """Class activation maps of each member over each image, with the members' predictions."""
+    images = np.stack([np.array(image.convert("RGB")) for _, image, _ in read])
+    texts = [[each.members[i].name for each in predictions] for i in range(len(predictions[0].members))]
+    return cam_grid(images, [("Class activation maps", classifier.maps(read), texts)])

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from featureflock.cli.evaluate import Request, carry_out, show
+from featureflock.cli.evaluate import Request, print_tables, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation.results import EvaluationResults
@@ -47,8 +47,8 @@ def main(args: list[str]) -> None:
 
 
 def _evaluated(options: Options, console: Console) -> tuple[EvaluationResults, dict[str, bytes]]:
-    evaluation = carry_out(options, console)
-    show(evaluation, console)
+    evaluation = run_evaluation(options, console)
+    print_tables(evaluation, console)
     return evaluation.results, evaluation.images
 
 

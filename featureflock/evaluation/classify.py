@@ -1,11 +1,11 @@
-"""A trained run's opinion of a user's pictures: label, calibrated probability, and how much its members agree.
+"""Classification of image files by a trained run: class, calibrated probability, member agreement, uncertainty.
 
-    p_T = softmax(log p̄ / T),    agreement = (members that name the label) / n
+    p_T = softmax(log p̄ / T),    agreement = (members that predict the top class) / n
 
-T is the ensemble's own if `featureflock.calibrate` gave it one. Otherwise it is fitted on the examples that were held
-out of training, or on the test set where none were: pictures of the user's are in neither.
+T is the temperature stored with the ensemble, if `featureflock.calibrate` set one. Otherwise it is fitted on the
+validation examples of the run, or on the test set if there are none; the user's images are in neither.
 
-Shapes: n members, B pictures, C classes.
+Shapes: n members, B images, C classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,70 +27,73 @@ from featureflock.evaluation.runs import TrainedRun
 
 
 class ClassProbability(NamedTuple):
+    """A class and its probability."""
+
     label: int
     name: str
     probability: float
 
 
 class ImagePrediction(NamedTuple):
-    """What the ensemble says of one picture."""
+    """Prediction of the ensemble for one image."""
 
     path: Path
-    guesses: tuple[ClassProbability, ...]
-    """The most probable classes, the first of which is the answer; probabilities are calibrated."""
+    top: tuple[ClassProbability, ...]
+    """Most probable classes, in order; probabilities are calibrated."""
     members: tuple[ClassProbability, ...]
-    """What each member would say by itself, and its own probability of that."""
+    """Most probable class of each member, with its probability before calibration."""
     mutual_information: float
-    """In nats, from 0 where all members say the same to log n."""
+    """Epistemic uncertainty in nats, from 0 if all members predict the same to log n."""
     note: str
-    """What was done to the picture to make it fit, if anything."""
+    """How the image was converted to the input format, if at all."""
 
     @property
-    def votes(self) -> int:
-        """How many members name the answer."""
-        return sum(guess.label == self.guesses[0].label for guess in self.members)
+    def agreeing(self) -> int:
+        """Number of members that predict the ensemble's top class."""
+        return sum(member.label == self.top[0].label for member in self.members)
 
 
 class RunClassifier:
-    """A run, ready to be asked."""
+    """A trained run that classifies image files."""
 
-    def __init__(self, run: TrainedRun, predictor: Predictor, say: Callable[[str], None]) -> None:
+    def __init__(self, run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> None:
         self.predictor = predictor
         self.format = _input_format(run)
         self.format.check()
-        self.temperature, self.calibrated_on = _temperature(run, predictor, say)
+        self.temperature, self.calibrated_on = _temperature(run, predictor, log)
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
-        """A picture as the network sees it, and what was done to it; what cannot be read is refused in a sentence."""
+        """An image in the input format, and a note on its conversion. Unreadable files raise OSError or ValueError."""
         return self.format.read(path)
 
     def classify(self, read: Sequence[tuple[Path, Image.Image, str]], top: int = 3) -> list[ImagePrediction]:
-        """Answers on pictures that `read` gave."""
+        """Predictions for images from `read`, with the `top` most probable classes."""
         log_p_nbc = self.predictor.log_probs(self._examples(read)).log_probs
         p_bc = tempered(average(log_p_nbc), self.temperature).exp()
-        p_nbc, doubt_b = log_p_nbc.double().exp(), mutual_information(log_p_nbc.double().exp())
-        answers = []
+        p_nbc = log_p_nbc.double().exp()
+        information_b = mutual_information(p_nbc)
+        predictions = []
         for b, (path, _, note) in enumerate(read):
             order = p_bc[b].argsort(descending=True, stable=True)[:top]
-            guesses = tuple(self._guess(int(k), p_bc[b]) for k in order)
-            members = tuple(self._guess(int(p_c.argmax()), p_c) for p_c in p_nbc[:, b])
-            answers.append(ImagePrediction(path, guesses, members, doubt_b[b].item(), note))
-        return answers
+            classes = tuple(self._class(int(k), p_bc[b]) for k in order)
+            members = tuple(self._class(int(p_c.argmax()), p_c) for p_c in p_nbc[:, b])
+            predictions.append(ImagePrediction(path, classes, members, information_b[b].item(), note))
+        return predictions
 
     def maps(self, read: Sequence[tuple[Path, Image.Image, str]]) -> Tensor:
-        """Class activation maps (n, B, h, w) of the pictures."""
+        """Class activation maps (n, B, h, w) of the images."""
         return compute_maps(self.predictor, self._examples(read)).maps
 
     def _examples(self, read: Sequence[tuple[Path, Image.Image, str]]) -> TensorExamples:
-        x = self.format.batch([picture for _, picture, _ in read])
+        x = self.format.batch([image for _, image, _ in read])
         return TensorExamples(x, torch.zeros(len(x), dtype=torch.int64))
 
-    def _guess(self, label: int, p_c: Tensor) -> ClassProbability:
+    def _class(self, label: int, p_c: Tensor) -> ClassProbability:
         return ClassProbability(label, self.format.name(label), p_c[label].item())
 
 
 def _input_format(run: TrainedRun) -> InputFormat:
-    """As the run keeps it, or from its data where it was trained before runs kept it."""
+    """The stored input format; runs of older versions have none, and their data set is loaded instead."""
     path = run.folder.path / "inputs.json"
     if not path.is_file():
         return InputFormat.of(run.data().load())
@@ -98,30 +101,30 @@ def _input_format(run: TrainedRun) -> InputFormat:
     try:
         return InputFormat.from_json(value)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged; was it altered?") from error
+        raise ValueError(f"{path} is damaged or was altered.") from error
 
 
-def _temperature(run: TrainedRun, predictor: Predictor, say: Callable[[str], None]) -> tuple[float, str]:
-    """The temperature, and what it was fitted on in words; 1 and "" if there is nothing to fit it on."""
-    own = predictor.ensemble.temperature
-    if own is not None:
-        return own, "data of your own"
+def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
+    """The temperature, and what it was fitted on; 1 and "" if the data are not available."""
+    stored = predictor.ensemble.temperature
+    if stored is not None:
+        return stored, "your own data"
     recipe = run.recipe
     try:
         splits = run.data().load().split(validation=recipe["validation"], seed=recipe["split_seed"])
     except (OSError, ValueError) as error:
-        say(f"Probabilities are not calibrated, for want of the data: {error}")
+        log(f"Probabilities are not calibrated, because the data are not available: {error}")
         return 1.0, ""
-    held_out = test_sets.validation(splits)
-    condition = held_out or test_sets.clean(splits)
-    what = f"{len(condition.positions):,} {'validation' if held_out else 'test'} examples"
-    if has_predictions(run, condition):
-        there = load_predictions(run, condition)
+    validation = test_sets.validation(splits)
+    test_set = validation or test_sets.clean(splits)
+    description = f"{len(test_set.positions):,} {'validation' if validation else 'test'} examples"
+    if has_predictions(run, test_set):
+        predictions = load_predictions(run, test_set)
     else:
-        say(f"Calibrating on {what}, once.")
-        there = predict(predictor, condition)
+        log(f"Calibrating on {description}; the result is cached.")
+        predictions = predict(predictor, test_set)
         try:
-            store_predictions(run, condition, there)
+            store_predictions(run, test_set, predictions)
         except OSError as error:
-            say(f"It will be done again the next time: {error}")
-    return fit_temperature(average(there.log_probs), there.labels), what
+            log(f"The predictions could not be cached: {error}")
+    return fit_temperature(average(predictions.log_probs), predictions.labels), description

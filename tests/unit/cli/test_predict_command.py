@@ -1,4 +1,4 @@
-"""featureflock predict: a user's own pictures, of whatever kind they are."""
+"""featureflock predict: image files of every kind."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def digit():
 
 
 @pytest.fixture
-def picture(digit, tmp_path):
+def image(digit, tmp_path):
     path = tmp_path / "digit.png"
     Image.fromarray(np.rint(digit * np.float32(255 / 16)).astype(np.uint8)).save(path)
     return path
@@ -47,7 +47,7 @@ def picture(digit, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs the command; what it printed, what it complained of, and the code it ended with."""
+    """Run the command; returns stdout, stderr with the error message, and the exit code."""
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["featureflock", "predict", *map(str, words)])
@@ -67,8 +67,8 @@ def as_json(command, *words):
     return json.loads(out)
 
 
-def test_it_is_what_the_calibrated_ensemble_says(command, run, picture, digit):
-    (answer,) = as_json(command, run, picture)
+def test_predictions_are_those_of_the_calibrated_ensemble(command, run, image, digit):
+    (answer,) = as_json(command, run, image)
     ens = ff.load(run / "ensemble")
     held_out = Digits().load().split(validation=100).validation
     temperature = ff.calibrate(ens, [(held_out.x / 16, held_out.labels)])
@@ -79,46 +79,48 @@ def test_it_is_what_the_calibrated_ensemble_says(command, run, picture, digit):
     assert [guess["probability"] for guess in answer["top"]] == pytest.approx(p.topk(3).values.tolist(), abs=1e-5)
     members = ens.member_log_probs(torch.from_numpy(digit)[None, None] / 16)[:, 0].exp()
     assert [guess["label"] for guess in answer["members"]] == members.argmax(-1).tolist()
-    assert answer["votes"] == int((members.argmax(-1) == p.argmax()).sum())
+    assert answer["members_agreeing"] == int((members.argmax(-1) == p.argmax()).sum())
     assert answer["mutual_information"] == pytest.approx(ev.mutual_information(members[:, None]).item(), abs=1e-5)
     assert answer["note"] == "grey"
 
 
-def test_votes_are_those_for_the_answer():
+def test_agreement_counts_the_members_that_predict_the_top_class():
     seven, one = ClassProbability(7, "7", 0.6), ClassProbability(1, "1", 0.5)
     answer = ImagePrediction(Path("x.png"), (seven, one), (one, seven, seven, one, seven), 0.1, "")
-    assert answer.votes == 3
-    assert answer._replace(members=(one, one, one)).votes == 0
+    assert answer.agreeing == 3
+    assert answer._replace(members=(one, one, one)).agreeing == 0
 
 
-def test_the_table_says_it_in_words(command, run, picture):
-    out, err, code = command(run, picture)
+def test_the_table_shows_class_probability_agreement_and_uncertainty(command, run, image):
+    out, err, code = command(run, image)
     assert code == 0
     assert "digit.png" in out
     assert " of 3" in out
+    assert "members agreeing" in out
+    assert "Epistemic uncertainty is 0 where all members predict the same" in out
     assert "calibrated on 100 validation examples" in out
-    assert "Calibrating on 100 validation examples, once." in err
-    assert "once" not in command(run, picture)[1]
+    assert "Calibrating on 100 validation examples; the result is cached." in err
+    assert "Calibrating" not in command(run, image)[1]
 
 
-def test_a_temperature_of_ones_own_goes_first(command, run, picture):
+def test_a_stored_temperature_takes_precedence(command, run, image):
     ens = ff.load(run / "ensemble")
     ens.temperature = 3.25
     ff.save(ens, run / "ensemble")
-    (answer,) = as_json(command, run, picture)
+    (answer,) = as_json(command, run, image)
     assert answer["temperature"] == 3.25
 
 
-def test_without_validation_it_is_calibrated_on_the_test_set(command, picture, tmp_path):
+def test_without_validation_it_is_calibrated_on_the_test_set(command, image, tmp_path):
     (run,) = train_small(tmp_path / "plain", [DeepEnsembles()], [0], epochs=1, validation=0)
-    out, _, code = command(run, picture)
+    out, _, code = command(run, image)
     assert code == 0
     assert "calibrated on 597 test examples" in out
 
 
-def test_kinds_of_pictures_give_the_same_answer(command, run, picture, tmp_path):
-    grey = Image.open(picture)
-    (expected,) = as_json(command, run, picture)
+def test_all_kinds_of_image_files_give_the_same_prediction(command, run, image, tmp_path):
+    grey = Image.open(image)
+    (expected,) = as_json(command, run, image)
     kinds = {
         "rgb.png": grey.convert("RGB"),
         "rgba.png": grey.convert("RGBA"),
@@ -130,18 +132,18 @@ def test_kinds_of_pictures_give_the_same_answer(command, run, picture, tmp_path)
     for name, kind in kinds.items():
         kind.save(tmp_path / name)
     for answer in as_json(command, run, *(tmp_path / name for name in kinds)):
-        assert answer["label"] == expected["label"], answer["picture"]
-        assert answer["probability"] == pytest.approx(expected["probability"], abs=0.05), answer["picture"]
+        assert answer["label"] == expected["label"], answer["image"]
+        assert answer["probability"] == pytest.approx(expected["probability"], abs=0.05), answer["image"]
 
 
-def test_a_large_picture_is_scaled(command, run, picture, tmp_path):
-    Image.open(picture).resize((80, 80), Image.Resampling.NEAREST).save(tmp_path / "large.png")
-    small, large = as_json(command, run, picture, tmp_path / "large.png")
+def test_a_large_image_is_scaled(command, run, image, tmp_path):
+    Image.open(image).resize((80, 80), Image.Resampling.NEAREST).save(tmp_path / "large.png")
+    small, large = as_json(command, run, image, tmp_path / "large.png")
     assert large["label"] == small["label"]
     assert large["note"] == "grey; centre of 80 × 80 pixels, resized to 8 × 8"
 
 
-def test_what_was_done_to_a_picture_is_said(command, run, tmp_path):
+def test_conversions_are_reported(command, run, tmp_path):
     Image.new("CMYK", (30, 20)).save(tmp_path / "cmyk.jpg")
     out, _, code = command(run, tmp_path / "cmyk.jpg")
     assert code == 0
@@ -154,10 +156,10 @@ def test_colours_by_lightness_are_not_grey_nor_transparent(command, run, tmp_pat
     assert answer["note"] == ""
 
 
-def test_of_several_frames_it_is_the_first(command, run, picture, tmp_path):
-    with Image.open(picture) as first:
+def test_of_several_frames_the_first_is_used(command, run, image, tmp_path):
+    with Image.open(image) as first:
         first.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("L", (8, 8), k) for k in (9, 99)])
-    still, moving = json.loads(command(run, picture, tmp_path / "moving.gif", "--json")[0])
+    still, moving = json.loads(command(run, image, tmp_path / "moving.gif", "--json")[0])
     assert moving["probability"] == pytest.approx(still["probability"], abs=1e-3)
     assert "first of 3 frames" in moving["note"]
 
@@ -169,20 +171,20 @@ def test_transparent_pixels_are_white(command, run, tmp_path):
     assert clear["probability"] == white["probability"]
 
 
-def test_a_picture_that_lies_on_its_side_is_turned(command, run, picture, tmp_path):
-    turned = Image.open(picture).convert("RGB").transpose(Image.Transpose.ROTATE_90)
+def test_the_exif_orientation_is_applied(command, run, image, tmp_path):
+    turned = Image.open(image).convert("RGB").transpose(Image.Transpose.ROTATE_90)
     exif = turned.getexif()
     exif[0x0112] = 6  # to be turned clockwise
     turned.save(tmp_path / "turned.png", exif=exif)
-    (expected,), (answer,) = as_json(command, run, picture), as_json(command, run, tmp_path / "turned.png")
+    (expected,), (answer,) = as_json(command, run, image), as_json(command, run, tmp_path / "turned.png")
     assert answer["probability"] == pytest.approx(expected["probability"], abs=1e-6)
 
 
-def test_bad_pictures_are_refused_each_in_a_sentence_and_the_others_answered(command, run, picture, tmp_path):
-    (tmp_path / "letter.txt").write_text("Dear Sir")
-    (tmp_path / "cut.png").write_bytes(picture.read_bytes()[:60])
+def test_unreadable_files_are_named_and_the_others_classified(command, run, image, tmp_path):
+    (tmp_path / "letter.txt").write_text("not an image")
+    (tmp_path / "cut.png").write_bytes(image.read_bytes()[:60])
     (tmp_path / "folder").mkdir()
-    words = [tmp_path / "letter.txt", picture, tmp_path / "cut.png", tmp_path / "folder", tmp_path / "nothing.png"]
+    words = [tmp_path / "letter.txt", image, tmp_path / "cut.png", tmp_path / "folder", tmp_path / "nothing.png"]
     out, err, code = command(run, *words)
     assert "digit.png" in out
     assert "letter.txt is not an image in a supported format" in err
@@ -193,22 +195,22 @@ def test_bad_pictures_are_refused_each_in_a_sentence_and_the_others_answered(com
     assert code != 0
 
 
-def test_a_run_that_cannot_be_written_to_answers_all_the_same(command, run, picture, monkeypatch):
-    (expected,) = as_json(command, run, picture)
+def test_a_read_only_run_still_classifies(command, run, image, monkeypatch):
+    (expected,) = as_json(command, run, image)
     shutil.rmtree(run / "predictions")
     monkeypatch.setattr("featureflock.evaluation.predictions.write_atomically", _full_disk)
-    out, err, code = command(run, picture, "--json")
+    out, err, code = command(run, image, "--json")
     assert code == 0
     assert json.loads(out) == [expected]
-    assert "It will be done again the next time" in err
+    assert "The predictions could not be cached" in err
 
 
 def _full_disk(path, data):
     raise OSError(28, "No space left on device")
 
 
-def test_sixteen_bits_with_a_transparent_colour(command, run, picture, tmp_path):
-    with Image.open(picture) as grey:
+def test_sixteen_bits_with_a_transparent_colour(command, run, image, tmp_path):
+    with Image.open(image) as grey:
         sixteen = Image.fromarray((np.array(grey).astype(np.uint16) << 8) + 7)
     sixteen.save(tmp_path / "plain.png")
     sixteen.save(tmp_path / "transparent.png", transparency=1)
@@ -217,73 +219,73 @@ def test_sixteen_bits_with_a_transparent_colour(command, run, picture, tmp_path)
     assert plain["note"] == "16 bits reduced to 8, grey"
 
 
-def test_a_pipe_is_no_picture(command, run, tmp_path):
+def test_a_pipe_is_refused(command, run, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     assert "pipe.png is not a regular file" in command(run, tmp_path / "pipe.png")[1]
 
 
-def test_networks_without_convolutions_cannot_be_explained(command, picture, tmp_path):
+def test_networks_without_convolutions_cannot_be_explained(command, image, tmp_path):
     (run,) = train_small(tmp_path / "flat", [DeepEnsembles()], [0], epochs=1, model=MLPConfig((8,)))
-    out, err, code = command(run, picture, "--explain")
+    out, err, code = command(run, image, "--explain")
     assert code
-    assert "--explain is for networks with convolutions" in err
+    assert "--explain needs convolutional networks" in err
     assert not out
-    _, err, _ = command(run, picture, "--explain", "--out", tmp_path / "why.txt")
+    _, err, _ = command(run, image, "--explain", "--out", tmp_path / "why.txt")
     assert "why.txt must end in .png, .jpg or .webp" in err
 
 
-def test_explanation_is_drawn(command, run, picture, tmp_path):
+def test_explain_draws_a_figure(command, run, image, tmp_path):
     out = tmp_path / "why.png"
-    _, err, code = command(run, picture, picture, "--explain", "--out", out)
+    _, err, code = command(run, image, image, "--explain", "--out", out)
     assert code == 0
     assert f"wrote {out}" in err
     with Image.open(out) as drawn:
         assert drawn.size[0] > 300
 
 
-def test_explanation_that_cannot_be_written_is_refused_before_the_work(command, run, picture, tmp_path):
-    _, err, code = command(run, picture, "--explain", "--out", tmp_path / "no" / "why.png")
+def test_an_unwritable_figure_is_refused_before_the_work(command, run, image, tmp_path):
+    _, err, code = command(run, image, "--explain", "--out", tmp_path / "no" / "why.png")
     assert code
     assert "cannot be written; give a file in a folder that exists" in err
     assert not (run / "predictions").exists()
 
 
-def test_an_explanation_too_large_for_its_format_leaves_no_file(command, run, picture, tmp_path):
-    _, err, code = command(run, *[picture] * 500, "--explain", "--out", tmp_path / "why.webp")
+def test_a_figure_too_large_for_its_format_leaves_no_file(command, run, image, tmp_path):
+    _, err, code = command(run, *[image] * 500, "--explain", "--out", tmp_path / "why.webp")
     assert code
     assert "pixels, cannot be written to" in err
-    assert "give another --out, such as a .png, or fewer pictures." in err
+    assert "give another --out, such as a .png, or fewer images." in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digit.png", "run"]
 
 
-def test_without_the_data_it_says_that_nothing_is_calibrated(command, run, picture):
+def test_without_the_data_probabilities_are_not_calibrated(command, run, image):
     recipe = json.loads((run / "recipe.json").read_text())
-    recipe["data"] = {"class": "OwnData"}
+    recipe["data"] = {"class": "CustomData"}
     (run / "recipe.json").write_text(json.dumps(recipe))
-    out, err, code = command(run, picture)
+    out, err, code = command(run, image)
     assert code == 0
-    assert "Probabilities are not calibrated, for want of the data" in err
+    assert "Probabilities are not calibrated, because the data are not available" in err
     assert "calibrated on" not in out
 
 
-def test_runs_that_do_not_take_pictures_are_refused(command, run, picture):
+def test_runs_on_other_inputs_than_images_are_refused(command, run, image):
     inputs = json.loads((run / "inputs.json").read_text())
     (run / "inputs.json").write_text(json.dumps({**inputs, "shape": [6], "dtype": "float32"}))
-    _, err, code = command(run, picture)
+    _, err, code = command(run, image)
     assert code
     assert "The inputs of this run are not images but float32 of shape (6,)" in err
     (run / "inputs.json").write_text("{}")
-    assert "inputs.json is damaged" in command(run, picture)[1]
+    assert "inputs.json is damaged" in command(run, image)[1]
 
 
-def test_a_run_from_before_inputs_were_kept(command, run, picture):
-    (expected,) = as_json(command, run, picture)
+def test_runs_without_a_stored_input_format_use_their_data_set(command, run, image):
+    (expected,) = as_json(command, run, image)
     (run / "inputs.json").unlink()
-    assert as_json(command, run, picture) == [expected]
+    assert as_json(command, run, image) == [expected]
 
 
-def test_mistakes_on_the_command_line(command, run, picture, tmp_path):
-    assert "does not exist; give the folder of a run" in command(tmp_path / "nothing", picture)[1]
-    assert "Say which pictures" in command(run)[1]
-    assert "--top must be at least 1; got 0" in command(run, picture, "--top", "0")[1]
-    assert "is not available" in command(run, picture, "--device", "quantum")[1]
+def test_invalid_arguments_are_refused(command, run, image, tmp_path):
+    assert "does not exist; give the folder of a run" in command(tmp_path / "nothing", image)[1]
+    assert "Give at least one image" in command(run)[1]
+    assert "--top must be at least 1; got 0" in command(run, image, "--top", "0")[1]
+    assert "is not available" in command(run, image, "--device", "quantum")[1]
