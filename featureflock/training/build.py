@@ -26,6 +26,8 @@ def rebuild(run: RunFolder) -> Ensemble:
         recipe = Recipe.from_json(run.read("recipe.json"))
     except UnregisteredComponentError:
         return load(run.ensemble)
+    if not (run.path / "inputs.json").is_file():  # runs of older versions
+        return load(run.ensemble)
     inputs = InputFormat.from_json(run.read("inputs.json"))
     ens = _build(recipe, inputs.shape, inputs.classes, run.read("result.json")["train"]["examples"], None)
     return load(run.ensemble, into=ens)
