@@ -21,7 +21,6 @@ from torch import Tensor
 
 from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corruption
 from featureflock.corruptions.images import Bytes
-from featureflock.data.examples import Normalisation, TensorExamples
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
 
@@ -60,11 +59,6 @@ class CorruptedSet:
             )
         block = self.severities.index(severity)
         return array[block * count : (block + 1) * count]
-
-    def examples(self, corruption: str, severity: int, normalisation: Normalisation | None = None) -> TensorExamples:
-        """Return the images of one corruption and severity as examples in memory."""
-        x = torch.from_numpy(np.array(self.images(corruption, severity))).permute(0, 3, 1, 2)
-        return TensorExamples(x, self.labels, normalisation=normalisation)
 
 
 def open_set(folder: Path) -> CorruptedSet:

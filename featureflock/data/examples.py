@@ -7,6 +7,7 @@ Dataset. Every example keeps its index in the full training set, so its augmenta
 Shapes: N examples, B of them in a batch.
 """
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -41,9 +42,11 @@ class Examples(ABC):
     def shape(self) -> tuple[int, ...]:
         """Shape of one input: (C, H, W) for images."""
 
-    @abstractmethod
     def select(self, positions: Tensor) -> Self:
         """Return only the examples at these positions."""
+        chosen = copy.copy(self)
+        chosen.labels, chosen.indices = self.labels[positions], self.indices[positions]
+        return chosen
 
     @abstractmethod
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
@@ -139,9 +142,8 @@ class TensorExamples(Examples):
         return tuple(self.x.shape[1:])
 
     def select(self, positions: Tensor) -> Self:
-        chosen = object.__new__(type(self))
-        vars(chosen).update(vars(self))
-        chosen.x, chosen.labels, chosen.indices = self.x[positions], self.labels[positions], self.indices[positions]
+        chosen = super().select(positions)
+        chosen.x = self.x[positions]
         return chosen
 
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,12 +71,6 @@ class StreamedExamples(Examples):
                 raise ValueError(f"None of the first examples can be read: {problem}.")
         return self._shape
 
-    def select(self, positions: Tensor) -> Self:
-        chosen = object.__new__(type(self))
-        vars(chosen).update(vars(self))
-        chosen.labels, chosen.indices = self.labels[positions], self.indices[positions]
-        return chosen
-
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
         chosen = ((self.indices[positions].tolist(), self.labels[positions].tolist()) for positions in order)
         keys = [[(index, label, key) for index, label in zip(*pair, strict=True)] for pair in chosen]
@@ -114,9 +108,7 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
     are dropped with a warning. Inputs are tensors, PIL images or arrays.
     """
     if isinstance(dataset, IterableDataset):
-        raise ValueError(
-            "An IterableDataset has no indices, which resuming needs; use a Dataset with __getitem__ and __len__."
-        )
+        raise ValueError("An IterableDataset has no indices, which resuming needs; use a Dataset with len().")
     reader = _FromDataset(dataset)
     if labels is not None:
         return StreamedExamples(reader, labels, workers=workers)

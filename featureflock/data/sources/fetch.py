@@ -10,7 +10,7 @@ from pathlib import Path
 
 from featureflock.data.sources import cache
 from featureflock.data.sources.archives import Arrays, DataFile, find_files
-from featureflock.data.sources.class_folders import read_class_folders
+from featureflock.data.sources.cifar_files import read_class_folders
 from featureflock.data.sources.download import DownloadProgress, no_progress
 from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
@@ -93,7 +93,7 @@ def _read(published: PublishedSet, place: Path, progress: DownloadProgress) -> t
         layout, files = found
         arrays = layout.read(files, published.shape, published.classes)
     elif published.unordered_sha256:
-        arrays = read_class_folders(place, published.class_names, published.shape)
+        arrays = read_class_folders(place, published.class_names)
     if arrays is None:
         raise ValueError(
             f"{place} does not contain {published.title}; give the folder that contains {published.files}."

@@ -183,7 +183,7 @@ def test_damaged_class_folders(tmp_path):
     with pytest.raises(ValueError, match="test has no PNG files in a folder sea"):
         get("cifar100", folder)
     Image.new("RGB", (8, 32)).save(folder / "train" / "apple" / "000.png")
-    with pytest.raises(ValueError, match=r"000\.png has 8 × 32 pixels; 32 × 32 were expected"):
+    with pytest.raises(ValueError, match=r"000\.png is RGB with 8 × 32 pixels; RGB with 32 × 32 was expected"):
         get("cifar100", folder)
     (folder / "train" / "apple" / "000.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"000\.png is truncated or damaged"):
@@ -245,7 +245,11 @@ def damaged():
         "cut archive": ("cifar10", {OFFICIAL["cifar10"]: archive[:-5000]}, "cifar-10-python.tar.gz is truncated"),
         "no archive": ("cifar10", {OFFICIAL["cifar10"]: b"<html>"}, "cifar-10-python.tar.gz is truncated"),
         "cut png": ("cifar10", cut(png, "data_batch_1.png"), "data_batch_1.png is truncated or damaged"),
-        "grey png": ("cifar10", {**png, "data_batch_1.png": grey.getvalue()}, "data_batch_1.png is L with 1,024"),
+        "grey png": (
+            "cifar10",
+            {**png, "data_batch_1.png": grey.getvalue()},
+            "data_batch_1.png is L with 1,024 × 2",
+        ),
         "cut json": ("cifar10", {**png, "test_lables.json": b"[1, 2,"}, "test_lables.json is truncated or damaged"),
         "json of words": ("cifar10", {**png, "test_lables.json": b'{"a": 1}'}, "test_lables.json is damaged"),
         "cut idx": (
