@@ -1,7 +1,7 @@
-"""Processes that form a mesh as torchrun's would, without the seconds that it takes to start them.
+"""Start the processes of a mesh faster than torchrun.
 
-A process that has imported everything forks the others; each finds in its environment what torchrun would have put
-there, and what it prints goes into a file of its own.
+A process that has imported everything forks the others. Each has the environment variables that torchrun would set, and
+writes its output to a file.
 """
 
 import multiprocessing
@@ -19,12 +19,12 @@ PRELOADED = ["featureflock.cli.train", "sklearn.datasets", "torch._dynamo", "tor
 
 
 def host() -> TCPStore:
-    """A store such as torchrun keeps for its processes; it lives as long as it is referred to."""
+    """A store such as torchrun provides; it lives as long as it is referenced."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def place(rank: int, processes: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process of itself."""
+def torchrun_environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """The environment variables that torchrun sets."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -35,22 +35,22 @@ def place(rank: int, processes: int, port: int) -> dict[str, str]:
     }
 
 
-def start(processes: int, said: Path, work: Callable[..., None], *args: Any) -> list[Any]:
-    """`work(*args)` in each of so many processes; what they print is in the files 0, 1, … of the folder `said`."""
+def start(processes: int, output: Path, work: Callable[..., None], *args: Any) -> list[Any]:
+    """Call `work(*args)` in each of the processes. Their output goes to the files 0, 1, … of the folder `output`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    said.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     store, started = host(), []
     for rank in range(processes):
-        environment = place(rank, processes, store.port) if processes > 1 else {}
-        started.append(context.Process(target=_work, args=(environment, said / str(rank), work, args)))
+        environment = torchrun_environment(rank, processes, store.port) if processes > 1 else {}
+        started.append(context.Process(target=_work, args=(environment, output / str(rank), work, args)))
         started[-1].start()
         started[-1].store = store
     return started
 
 
 def finish(processes: Sequence[BaseProcess], seconds: float = 120) -> list[int | None]:
-    """Their exit codes; None for one that has not ended in time, which is killed."""
+    """Return the exit codes; None for a process that has not exited in time, which is killed."""
     for process in processes:
         process.join(seconds)
     codes = [process.exitcode for process in processes]
@@ -61,15 +61,15 @@ def finish(processes: Sequence[BaseProcess], seconds: float = 120) -> list[int |
 
 
 def command(*words: Any) -> None:
-    """`featureflock WORDS`."""
+    """Run `featureflock WORDS`."""
     from featureflock.cli.main import main
 
     sys.argv = ["featureflock", *map(str, words)]
     main()
 
 
-def _work(environment: dict[str, str], said: Path, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-    with open(said, "ab", buffering=0) as file:
+def _work(environment: dict[str, str], output: Path, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    with open(output, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)

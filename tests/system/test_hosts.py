@@ -1,4 +1,4 @@
-"""Two hosts, which are network namespaces of one machine: each has addresses of its own, and a cable between them."""
+"""Two hosts, simulated by two network namespaces of one machine with a virtual cable between them."""
 
 import os
 import shutil
@@ -22,9 +22,9 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[list[tuple[str, str, str]]]:
-    """Name, network interface and address of each."""
+    """Name, network interface and address of each host."""
     if shutil.which("ip") is None:
-        pytest.skip("There is no ip command, from the package iproute2, to make network namespaces with.")
+        pytest.skip("Network namespaces need the ip command of the package iproute2.")
     number = os.getpid()
     made = [
         (f"flock{number}{letter}", f"f{number}{letter}", address)
@@ -46,13 +46,13 @@ def hosts() -> Iterator[list[tuple[str, str, str]]]:
         yield made
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)  # the interfaces go with it
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)  # also removes its interface
 
 
 def agent(host: tuple[str, str, str], out: Path) -> subprocess.Popen:
     name, interface, address = host
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", f"--local-addr={address}"]
-    rendezvous.append(f"--rdzv-conf=is_host={int(address == ADDRESSES[0])}")  # no name leads to this address
+    rendezvous.append(f"--rdzv-conf=is_host={int(address == ADDRESSES[0])}")  # no host name has this address
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *rendezvous]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -73,11 +73,11 @@ def test_one_job_on_two_hosts(hosts, tmp_path):
         for process in agents:
             process.kill()
     assert [process.returncode for process in agents] == [0, 0], said
-    texts = sorted(out for out, _ in said)  # either may have become the first
+    texts = sorted(out for out, _ in said)  # either can be rank 0
     assert texts[0] == ""
     assert texts[1].count("epoch 2/2") == 1
     assert "Computing on 2 processes, 2 × 1 (members × data)" in texts[1]
     for count, folder in ((2, tmp_path / "processes"), (1, tmp_path / "process")):
-        assert finish(start(count, tmp_path / "said", command, *RUN, "--out", folder)) == [0] * count
+        assert finish(start(count, tmp_path / "output", command, *RUN, "--out", folder)) == [0] * count
     assert same(weights(tmp_path / "hosts"), weights(tmp_path / "processes"))
     assert_close(weights(tmp_path / "hosts"), weights(tmp_path / "process"), rtol=1e-4, atol=1e-5)

@@ -1,13 +1,11 @@
-"""An ensemble on many processes learns what it learns on one: every method, each way to divide the work.
+"""Training on several processes gives the same as on one: every method, each shape of the mesh.
 
-In float64, so that nothing but rounding may differ; 5 members and batches of 11 and 9 cannot be divided equally.
+In float64, so that only rounding may differ. 5 members and batches of 11 and 9 cannot be divided equally.
 """
 
 import json
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +15,11 @@ import pytest
 import torch
 from helpers.meshes import finish, host, start
 from torch import Tensor, nn
-from torch.distributed import TCPStore
 from torch.testing import assert_close
 
 import featureflock as ff
 from featureflock.data import CustomData
-from featureflock.distributed.failures import fresh_store_prefix
-from featureflock.distributed.mesh import SINGLE_PROCESS, Axis, MeshShape, join_mesh
+from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh, MeshShape, join_mesh
 from featureflock.ensemble.execution import Execution
 from featureflock.methods import (
     ADP,
@@ -49,7 +45,7 @@ def plain() -> nn.Module:
 
 
 def normalised() -> nn.Module:
-    """BatchNorm looks at a whole batch, so it is exact where members alone are divided."""
+    """BatchNorm needs the whole batch, so it is exact only if the members are divided."""
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh())
 
 
@@ -73,31 +69,30 @@ class Case:
     head: Callable[[], nn.Module] = head
     members: int = 5
     execution: Execution = "sequential"
-    steps: int = 20
+    steps: int = 8
 
-    def trained(self, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """The weights and buffers of all members, in the first process."""
+    def train(self, mesh: Mesh) -> dict[str, Tensor]:
+        """Train on a mesh, and return the weights and buffers of all members on rank 0."""
         generator = torch.Generator().manual_seed(3)
         x, y = torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)
         method = self.method
         ens = method.build(
             self.extractor, self.head, members=self.members, seed=1, train_size=40, execution=self.execution
         )
-        with join_mesh(MeshShape(*shape, timeout=60)) as mesh:
-            ens.shard(mesh).train()
-            optimisers = method.optimisers(ens, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-            for step in range(self.steps):
-                torch.manual_seed(step)
-                whole = torch.randperm(40)[: 11 - 2 * (step % 2)]
-                part = whole[mesh.data.local_slice(len(whole))]
-                mesh.batch_fraction = len(part) / len(whole)
-                for optimiser in optimisers:
-                    optimiser.zero_grad()
-                method.loss(ens, x[part], y[part]).loss.backward()
-                ens.average_gradients()
-                for optimiser in optimisers:
-                    optimiser.step()
-            return mesh.gather_to_rank_zero(ens.state_dict())
+        ens.shard(mesh).train()
+        optimisers = method.optimisers(ens, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+        for step in range(self.steps):
+            torch.manual_seed(step)
+            batch = torch.randperm(40)[: 11 - 2 * (step % 2)]
+            part = batch[mesh.data.local_slice(len(batch))]
+            mesh.batch_fraction = len(part) / len(batch)
+            for optimiser in optimisers:
+                optimiser.zero_grad()
+            method.loss(ens, x[part], y[part]).loss.backward()
+            ens.average_gradients()
+            for optimiser in optimisers:
+                optimiser.step()
+        return mesh.gather_to_rank_zero(ens.state_dict())
 
 
 METHODS = (DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP())
@@ -117,8 +112,8 @@ STATISTICS = {
 ALL = {**CASES, **{name: case for name, (case, _) in STATISTICS.items()}}
 
 
-def pictures() -> Recipe:
-    """A recipe in which the order of the data and their augmentation could go wrong."""
+def images() -> Recipe:
+    """A recipe whose result depends on the order of the data and on their augmentation."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(53) % 3
     x = torch.randint(0, 90, (53, 1, 4, 4), generator=generator) + 60 * y[:, None, None, None]
@@ -127,7 +122,7 @@ def pictures() -> Recipe:
 
 
 class Exact(nn.Sequential):
-    """In float64, whatever the data are."""
+    """In float64 for data of any dtype."""
 
     feature_dim = 6
 
@@ -139,30 +134,28 @@ class Exact(nn.Sequential):
         return features
 
 
-def work(folder: Path, shape: tuple[int, int], ports: dict[str, int]) -> None:
-    """All runs on a mesh of this shape, one after another."""
+def train_all(folder: Path, shape: tuple[int, int], image_port: int) -> None:
+    """Train all cases on a mesh of this shape."""
     torch.set_default_dtype(torch.float64)
-    for name, case in ALL.items():
-        if shape == (1, 1) or shape in case.shapes:
-            os.environ["MASTER_PORT"] = str(ports[name])
-            weights = case.trained(shape)
-            if os.environ.get("RANK", "0") == "0":
-                torch.save(weights, folder / f"{shape} {name}")
+    with join_mesh(MeshShape(*shape, timeout=60)) as mesh:
+        for name, case in ALL.items():
+            if shape == (1, 1) or shape in case.shapes:
+                weights = case.train(mesh)
+                if mesh.is_rank_zero:
+                    torch.save(weights, folder / f"{shape} {name}")
     if shape in ((1, 1), (2, 2)):
-        os.environ["MASTER_PORT"] = str(ports["pictures"])
-        train(pictures(), folder / f"{shape} pictures", compute=ComputeConfig(mesh=MeshShape(*shape, timeout=60)))
+        os.environ["MASTER_PORT"] = str(image_port)
+        train(images(), folder / f"{shape} images", compute=ComputeConfig(mesh=MeshShape(*shape, timeout=60)))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What all meshes came to."""
+    """The results of all meshes."""
     folder = tmp_path_factory.mktemp("meshes")
     for shape in ((1, 1), *SHAPES):
-        stores = {name: host() for name in (*ALL, "pictures")}
-        ports = {name: store.port for name, store in stores.items()}
-        said, count = folder / f"said {shape}", shape[0] * shape[1]
-        codes = finish(start(count, said, work, folder, shape, ports))
-        assert codes == [0] * count, [path.read_text()[-2000:] for path in said.iterdir()]
+        store, output, count = host(), folder / f"output {shape}", shape[0] * shape[1]
+        codes = finish(start(count, output, train_all, folder, shape, store.port))
+        assert codes == [0] * count, [path.read_text()[-2000:] for path in output.iterdir()]
     return folder
 
 
@@ -174,7 +167,7 @@ def test_steps_on_a_mesh_are_those_of_one_process(folder, name, shape):
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_member_moves(folder, name):
-    """Or else the same would be true of members that stand still."""
+    """Otherwise the test above would also pass for members that are not trained."""
     case, one = CASES[name], torch.load(folder / f"(1, 1) {name}")
     ens = case.method.build(case.extractor, case.head, members=case.members, seed=1, train_size=40)
     for name, before in ens.extractors.named_parameters():
@@ -184,7 +177,7 @@ def test_every_member_moves(folder, name):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_running_means_of_parts_are_averaged_by_their_sizes(folder, name, shape):
-    """A mean is the mean of its parts' means, so there the average is exact; a variance is not that of the parts."""
+    """The average of the means of parts is exact; the average of their variances is not."""
     layer = STATISTICS[name][1]
     one, many = (torch.load(folder / f"{s} {name}") for s in ((1, 1), shape))
     assert_close(many[f"{layer}.running_mean"], one[f"{layer}.running_mean"])
@@ -193,23 +186,23 @@ def test_running_means_of_parts_are_averaged_by_their_sizes(folder, name, shape)
 
 
 def test_order_and_augmentation_do_not_depend_on_the_mesh(folder):
-    """Weights, momentum, all that is measured, and one line an epoch."""
-    one, many = (folder / f"{shape} pictures" for shape in ((1, 1), (2, 2)))
+    """Weights, momentum, metrics, and one line per epoch."""
+    one, many = (folder / f"{shape} images" for shape in ((1, 1), (2, 2)))
     before, after = (read_newest(run / "checkpoints")[0] for run in (one, many))
     assert before is not None
     assert after is not None
     assert before.metadata["step"] == after.metadata["step"] == 20
-    sums = {"totals"}  # kept in float32 before they are added
+    sums = {"totals"}  # stored in float32 before they are added
     assert before.tensors.keys() == after.tensors.keys()
     for name in before.tensors.keys() - sums:
         assert_close(after.tensors[name], before.tensors[name], rtol=1e-9, atol=1e-10)
-    assert len(measured(one)) == 4 + 3
-    for ours, theirs in zip(measured(many), measured(one), strict=True):
+    assert len(metrics(one)) == 4 + 3
+    for ours, theirs in zip(metrics(many), metrics(one), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
-    """The epochs' lines and the end, without what a clock says."""
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of the epochs and the test metrics, without times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     test = json.loads((run / "result.json").read_text())["test"]
     of_members = [dict(enumerate(test.pop(f"member_{what}"))) for what in ("accuracy", "nll")]
@@ -218,7 +211,7 @@ def measured(run: Path) -> list[dict[str, Any]]:
 
 
 def on_axes() -> None:
-    """What the axes do, in a mesh of 3 × 1: five rows in three parts."""
+    """The operations of the axes in a mesh of 3 × 1: five rows in three parts."""
     torch.manual_seed(0)
     whole = torch.arange(10.0).view(5, 2)
     with join_mesh(MeshShape(timeout=30)) as mesh:
@@ -254,50 +247,6 @@ def test_axes(tmp_path):
     assert finish(start(3, tmp_path, on_axes)) == [0, 0, 0], (tmp_path / "0").read_text()
 
 
-@pytest.mark.parametrize("count", range(1, 9))
-@pytest.mark.parametrize("size", range(1, 5))
-def test_parts_are_a_partition_as_equal_as_can_be(count, size):
-    parts = []
-    for rank in range(size):
-        axis = Axis()
-        axis.size, axis.rank = size, rank
-        parts.append(torch.arange(count)[axis.local_slice(count)])
-    assert torch.equal(torch.cat(parts), torch.arange(count))
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True)
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_those_who_are_started_again_agree_on_what_those_before_did_not_know(late):
-    """Also if one of them comes late, and the others find its predecessor's name first."""
-    store = host()
-
-    def come(rank: int, delay: float) -> Any:
-        time.sleep(delay)
-        return fresh_store_prefix([TCPStore("127.0.0.1", store.port)], rank, 3, timeout=20)[0]
-
-    with ThreadPoolExecutor(3) as pool:
-        before = list(pool.map(come, range(3), [0.0] * 3))
-        after = list(pool.map(come, range(3), [0.3 * (rank == late) for rank in range(3)]))
-    after[0].set("said", "")
-    assert all(part.check(["said"]) for part in after)
-    assert not any(part.check(["said"]) for part in before)
-
-
-def test_one_process_is_the_mesh_1_by_1():
-    with join_mesh() as mesh:
-        assert mesh is SINGLE_PROCESS
-        assert str(mesh) == "1 × 1"
-        assert mesh.is_rank_zero
-        assert mesh.batch_fraction == 1
-    wrong = pytest.raises(
-        ValueError, match=r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun"
-    )
-    with wrong, join_mesh(MeshShape(2)):
-        pass
-
-
 def saved_and_copied(folder: Path, members: int, data: int) -> None:
     with join_mesh(MeshShape(members, data, timeout=60)) as mesh:
         torch.manual_seed(0)
@@ -320,6 +269,6 @@ def saved_and_copied(folder: Path, members: int, data: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
-def test_what_is_divided_by_data_alone_is_saved_and_copied_and_what_misses_members_is_refused(tmp_path, shape):
-    started = start(2, tmp_path / "said", saved_and_copied, tmp_path, *shape)
-    assert finish(started) == [0, 0], (tmp_path / "said" / "0").read_text()
+def test_saving_and_copying_need_all_members(tmp_path, shape):
+    started = start(2, tmp_path / "output", saved_and_copied, tmp_path, *shape)
+    assert finish(started) == [0, 0], (tmp_path / "output" / "0").read_text()

@@ -1,4 +1,4 @@
-"""Processes of a mesh that are killed, stuck, wrong or interrupted: what is said, once, and how it goes on."""
+"""Processes of a mesh that fail, hang, are killed or interrupted: one error message, and resuming."""
 
 import json
 import os
@@ -17,18 +17,19 @@ from helpers.meshes import command, finish, start
 from helpers.short_runs import SHORT, Remember, same, weights
 from torch.testing import assert_close
 
+from featureflock.distributed import failures
 from featureflock.distributed.mesh import MeshShape
 from featureflock.training import ComputeConfig, TrainingInterrupted, train
 from featureflock.training.checkpoint import read_newest
 from featureflock.training.loop import _Loop
 from featureflock.training.run_folder import RunFolder
-from system.test_mesh import pictures
+from system.test_mesh import images
 
-LONG = ("train", "digits", "--members", "3", "--epochs", "20", "--checkpoint-minutes", "0.002")
+LONG = ("train", "digits", "--members", "3", "--epochs", "12", "--checkpoint-minutes", "0.002")
 
 
-def said(folder: Path) -> list[str]:
-    """What each process has printed."""
+def output(folder: Path) -> list[str]:
+    """The output of each process."""
     return [(folder / str(rank)).read_text() for rank in range(len(list(folder.iterdir())))]
 
 
@@ -44,7 +45,7 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
         time.sleep(0.02)
 
 
-# Mistakes, logs and errors
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -60,53 +61,54 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
         ),
     ],
 )
-def test_a_mistake_is_said_once_and_before_training(flags, sentence, tmp_path):
+def test_user_errors_are_reported_once_and_before_training(flags, sentence, tmp_path):
     words = ("train", "digits", *flags.split(), "--out", tmp_path / "run")
-    assert finish(start(2, tmp_path / "said", command, *words)) == [1, 1]
-    first, second = said(tmp_path / "said")
+    assert finish(start(2, tmp_path / "output", command, *words)) == [1, 1]
+    first, second = output(tmp_path / "output")
     assert f"featureflock: {sentence}" in first
-    assert first.count("\n") <= 2  # the line that says what is to be trained, and the sentence
+    assert first.count("\n") <= 2  # the line that says what is trained, and the error
     assert second == ""
     assert not (tmp_path / "run").exists()
 
 
 def fail_in_step_7(how: str, *words: str) -> None:
-    """The command, in which the last rank comes to grief."""
-    usual = _Loop._step
+    """The command, whose last rank fails in step 7."""
+    failures.HEARTBEAT_SECONDS, failures.GRACE_SECONDS = 0.2, 1.5
+    original = _Loop._step
 
     def step(self, batch):
         if self.state.step == 7 and self.mesh.world.rank == self.mesh.world.size - 1:
             if how == "raise":
                 raise RuntimeError("a defect of this rank")
             os.kill(os.getpid(), signal.Signals[how])
-        usual(self, batch)
+        original(self, batch)
 
     _Loop._step = step
     command(*words)
 
 
-def test_an_error_comes_with_its_rank_and_ends_all(tmp_path):
+def test_an_error_has_the_rank_in_its_traceback_and_ends_all_processes(tmp_path):
     words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
-    assert finish(start(2, tmp_path / "said", fail_in_step_7, "raise", *words), 60) == [1, 1]
-    first, second = said(tmp_path / "said")
+    assert finish(start(2, tmp_path / "output", fail_in_step_7, "raise", *words), 60) == [1, 1]
+    first, second = output(tmp_path / "output")
     assert re.search(r"RuntimeError: a defect of this rank\nThis was rank 1 on \S+ \(process \d+\)\.\n$", second)
     assert "Error" not in first
     assert "learning rate" not in second
 
 
-def test_others_end_when_one_is_killed_and_name_it(tmp_path):
-    """In 2 × 2, where one of them has no connection that breaks."""
+def test_a_killed_process_is_named_and_ends_the_others(tmp_path):
+    """On 2 × 2 processes, where one has no direct connection to the killed one."""
     words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
-    processes = start(4, tmp_path / "said", fail_in_step_7, "SIGKILL", *words)
+    processes = start(4, tmp_path / "output", fail_in_step_7, "SIGKILL", *words)
     assert finish(processes, 60) == [1, 1, 1, -signal.SIGKILL]
     sentence = rf"rank 3 on \S+ \(process {processes[3].pid}\) exited without an error message; was it killed\?"
-    assert len(re.findall(sentence, "".join(said(tmp_path / "said")))) == 1
+    assert len(re.findall(sentence, "".join(output(tmp_path / "output")))) == 1
 
 
-def test_one_that_is_stuck_is_named_when_the_time_is_up(tmp_path):
-    timeout = 10
+def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path):
+    timeout = 4
     words = (*LONG, "--mesh.timeout", str(timeout), "--out", tmp_path / "run")
-    processes = start(2, tmp_path / "said", fail_in_step_7, "SIGSTOP", *words)
+    processes = start(2, tmp_path / "output", fail_in_step_7, "SIGSTOP", *words)
     status = Path(f"/proc/{processes[1].pid}/stat")
     wait_for(lambda: " T " in status.read_text())
     began = time.monotonic()
@@ -114,13 +116,13 @@ def test_one_that_is_stuck_is_named_when_the_time_is_up(tmp_path):
     assert time.monotonic() - began < timeout + 12
     assert finish(processes, 0) == [1, None]
     sentence = rf"featureflock: No response within {timeout} s from rank 1 on \S+ \(process {processes[1].pid}\)"
-    assert len(re.findall(sentence, said(tmp_path / "said")[0])) == 1
+    assert len(re.findall(sentence, output(tmp_path / "output")[0])) == 1
 
 
-# Going on
+# Resuming
 
 
-def go_on(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
+def resume(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
     """Train on this mesh until Ctrl-C comes in a step."""
 
     class Interrupt(Remember):
@@ -133,28 +135,28 @@ def go_on(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
 
     torch.set_default_dtype(torch.float64)
     try:
-        train(pictures(), folder, compute=ComputeConfig(mesh=MeshShape(*shape)), resume=True, reporter=Interrupt())
+        train(images(), folder, compute=ComputeConfig(mesh=MeshShape(*shape)), resume=True, reporter=Interrupt())
     except TrainingInterrupted:
         sys.exit(3)
 
 
-def test_a_checkpoint_of_one_mesh_goes_on_on_another(tmp_path):
-    """2 processes, then 1, then 4, among which 5 members are 2, 1, 1 and 1: the same as 1 all the way."""
+def test_a_checkpoint_can_be_resumed_on_another_mesh(tmp_path):
+    """2 processes, then 1, then 4 with 2, 1, 1 and 1 members: the same as a single process throughout."""
     run = tmp_path / "run"
     for shape, stop_after in (((2, 1), 3), ((1, 1), 8), ((4, 1), None)):
         count = shape[0] * shape[1]
-        codes = finish(start(count, tmp_path / f"said {count}", go_on, run, shape, stop_after))
-        assert codes == [0 if stop_after is None else 3] * count, said(tmp_path / f"said {count}")
+        codes = finish(start(count, tmp_path / f"output {count}", resume, run, shape, stop_after))
+        assert codes == [0 if stop_after is None else 3] * count, output(tmp_path / f"output {count}")
         assert newest_step(run) == stop_after or stop_after is None
-    assert "Resuming after step 8" in said(tmp_path / "said 4")[0]
-    assert finish(start(1, tmp_path / "said", go_on, tmp_path / "one", (1, 1), None)) == [0]
+    assert "Resuming after step 8" in output(tmp_path / "output 4")[0]
+    assert finish(start(1, tmp_path / "output", resume, tmp_path / "one", (1, 1), None)) == [0]
     ours, theirs = (read_newest(folder / "checkpoints")[0] for folder in (run, tmp_path / "one"))
     for name in theirs.tensors.keys() - {"totals"}:
         assert_close(ours.tensors[name], theirs.tensors[name], rtol=1e-9, atol=1e-10)
     assert [entry["from_step"] for entry in json.loads((run / "environment.json").read_text())] == [0, 3, 8]
 
 
-def test_what_is_started_again_before_its_first_checkpoint_begins_anew(tmp_path, monkeypatch):
+def test_a_restart_before_the_first_checkpoint_starts_from_the_beginning(tmp_path, monkeypatch):
     class Killed(Remember):
         def step(self, step, averages):
             raise MemoryError
@@ -171,15 +173,15 @@ def test_what_is_started_again_before_its_first_checkpoint_begins_anew(tmp_path,
 
 
 def leave_a_worker(run: Path) -> None:
-    """End without leaving the folder in order, while a process that was forked meanwhile lives on."""
+    """Exit without releasing the lock, while a forked process is still alive."""
     with RunFolder(run).locked():
         if os.fork() == 0:
             time.sleep(30)
         os._exit(0)
 
 
-def test_a_killed_process_whose_workers_live_on_has_left_the_folder(tmp_path):
-    assert finish(start(1, tmp_path / "said", leave_a_worker, tmp_path / "run")) == [0]
+def test_the_lock_of_a_killed_process_is_released_while_its_workers_are_alive(tmp_path):
+    assert finish(start(1, tmp_path / "output", leave_a_worker, tmp_path / "run")) == [0]
     with RunFolder(tmp_path / "run").locked():
         pass
 
@@ -195,8 +197,8 @@ def rank_0_of(pid: int) -> int:
     return next(p for p, environment in ranks.items() if b"RANK=0" in environment)
 
 
-def test_torchrun_starts_a_killed_group_again_and_it_ends_with_the_same_bits(tmp_path):
-    """The first rank is killed, which has the folder locked and writes its files."""
+def test_torchrun_restarts_a_killed_group_which_ends_with_the_same_bits(tmp_path):
+    """Rank 0 is killed, which has locked the folder and writes its files."""
     run, alike = tmp_path / "run", tmp_path / "alike"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     process = subprocess.Popen(
@@ -216,11 +218,11 @@ def test_torchrun_starts_a_killed_group_again_and_it_ends_with_the_same_bits(tmp
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors
     assert text.count("Resuming after step") == 1
-    assert text.count("epoch 20/20") == 1
-    assert finish(start(2, tmp_path / "said", command, *LONG, "--out", alike)) == [0, 0]
+    assert text.count("epoch 12/12") == 1
+    assert finish(start(2, tmp_path / "output", command, *LONG, "--out", alike)) == [0, 0]
     assert same(weights(run), weights(alike))
-    first, second = said(tmp_path / "said")
-    assert [first.count(f"epoch {epoch}/20") for epoch in range(1, 21)] == [1] * 20
+    first, second = output(tmp_path / "output")
+    assert [first.count(f"epoch {epoch}/12") for epoch in range(1, 13)] == [1] * 12
     assert second == ""
-    assert len((alike / "metrics.jsonl").read_text().splitlines()) == 20
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
+    assert len((alike / "metrics.jsonl").read_text().splitlines()) == 12
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 12
