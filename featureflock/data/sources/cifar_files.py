@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 files: the official pickles, read without executing them, and PNG files.
 
-A pickle can run arbitrary code. The unpickler here resolves only the few names that arrays need, to stand-ins defined
-in this file that store their arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
+A pickle can run arbitrary code. The unpickler here accepts only the few names that arrays need, and resolves them to a
+class that stores its arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
 """
 
 import io
@@ -122,8 +122,7 @@ def _unpickle(file: DataFile) -> dict[str, Any]:
     """Return the top-level dictionary with NumPy arrays and string keys (bytes in Python 2)."""
     try:
         loaded = _Unpickler(io.BytesIO(file.data), encoding="bytes").load()
-        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in loaded.items()}
-        return {key: value.array() if isinstance(value, _Array) else value for key, value in batch.items()}
+        return {_text(key): _array(value) if isinstance(value, _Call) else value for key, value in loaded.items()}
     except _Refused as error:
         raise ValueError(
             f"{file.path} was refused and not executed: it asks for {error}, which no CIFAR batch needs."
@@ -136,61 +135,45 @@ class _Refused(Exception):
     """The pickle names something that arrays do not need."""
 
 
-class _Dtype:
-    """Stand-in for numpy.dtype; the second entry of its state is the byte order."""
+class _Call:
+    """Stand-in for every function and class that a pickle may name: stores its arguments and state."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code, self.order = code.decode() if isinstance(code, bytes) else str(code), "|"
+    state: tuple[Any, ...] = ()
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1].decode() if isinstance(state[1], bytes) else str(state[1])
-
-    def dtype(self) -> np.dtype[Any]:
-        if self.code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8") or self.order not in "<>|":
-            raise ValueError(f"no array of {self.code}")
-        return np.dtype(self.order + self.code)
-
-
-class _Array:
-    """Stand-in for numpy.ndarray; its state is (version, shape, dtype, column-major?, bytes)."""
-
-    def __init__(self, *_: Any) -> None:
-        self.state: tuple[Any, ...] = ()
+    def __init__(self, *args: Any) -> None:
+        self.args = args
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.state = state
 
-    def array(self) -> NDArray[Any]:
-        _, shape, dtype, column_major, data = self.state
-        return np.frombuffer(data, dtype.dtype()).reshape(shape, order="F" if column_major else "C")
-
-
-def _from_buffer(data: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str | bytes) -> _Array:
-    """Stand-in for numpy's _frombuffer, in pickles of protocol 5."""
-    array = _Array()
-    array.state = (1, shape, dtype, order in ("F", b"F"), data)
-    return array
-
-
-def _encode(text: str, encoding: str | bytes) -> bytes:
-    """Stand-in for _codecs.encode, which encodes bytes in Python 3's pickles of protocol 2."""
-    if encoding not in ("latin1", b"latin1"):
-        raise ValueError(f"no text in {encoding!r}")
-    return text.encode("latin1")
-
-
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
-}
-
 
 class _Unpickler(pickle.Unpickler):
+    allowed = frozenset(
+        {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+        | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
+        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
+    )
+
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _KNOWN[module, name]
-        except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+        if (module, name) not in self.allowed:
+            raise _Refused(f"{module}.{name}")
+        return _Call
+
+
+def _array(call: _Call) -> NDArray[Any]:
+    """Build an array of integers from a stored call of numpy's _reconstruct or, in protocol 5, _frombuffer."""
+    if call.state:
+        _, shape, dtype, column_major, data = call.state
+    else:
+        data, dtype, shape, order = call.args
+        column_major = _text(order) == "F"
+    code, byte_order = _text(dtype.args[0]), _text(dtype.state[1])
+    if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8") or byte_order not in "<>|":
+        raise ValueError(f"no array of {code}")
+    if isinstance(data, _Call):  # protocol 2 of Python 3 writes bytes as _codecs.encode(text, "latin1")
+        data = data.args[0].encode("latin1")
+    return np.frombuffer(data, byte_order + code).reshape(shape, order="F" if column_major else "C")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
