@@ -24,7 +24,7 @@ from featureflock.corruptions import (
     open_set,
 )
 from featureflock.data.sources import cache
-from featureflock.data.sources.download import DownloadProgress
+from featureflock.data.sources.download import ProgressCallback
 from featureflock.data.sources.fetch import get as get_data
 from featureflock.data.sources.registry import PUBLISHED_SETS
 
@@ -186,7 +186,7 @@ def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Pa
 
 
 @contextlib.contextmanager
-def _download_progress(console: Console) -> Iterator[DownloadProgress]:
+def _download_progress(console: Console) -> Iterator[ProgressCallback]:
     """Progress bars in a terminal; otherwise one line for each file and each quarter of it."""
     if not console.is_terminal:
         yield _ProgressLines(console).update

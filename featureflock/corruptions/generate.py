@@ -23,7 +23,7 @@ from featureflock.corruptions.files import CorruptedSet
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.images import Bytes
 from featureflock.corruptions.writer import SetWriter
-from featureflock.data.sources.download import DownloadProgress, no_progress
+from featureflock.data.sources.download import ProgressCallback, no_progress
 from featureflock.utils.files import working_folder
 
 _TASK_SIZE = 500
@@ -44,7 +44,7 @@ def generate_set(
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
     workers: int | None = None,
-    progress: DownloadProgress = no_progress,
+    progress: ProgressCallback = no_progress,
     log: Callable[[str], None] = print,
 ) -> None:
     """Generate a corrupted set in the published layout, or resume one.
@@ -88,7 +88,7 @@ def copy_set(
     *,
     corruptions: Sequence[str] | None = None,
     severities: Sequence[int] | None = None,
-    progress: DownloadProgress = no_progress,
+    progress: ProgressCallback = no_progress,
     log: Callable[[str], None] = print,
 ) -> None:
     """Copy a published set after checking that it has these labels; the arguments are those of `generate_set`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featureflock.corruptions.apply import CORRUPTIONS
 from featureflock.corruptions.files import FORMAT, MANIFEST, VERSION, read_manifest
-from featureflock.data.sources.download import DownloadProgress
+from featureflock.data.sources.download import ProgressCallback
 from featureflock.utils.files import clear_partials, write_atomically
 
 
@@ -50,7 +50,7 @@ class SetWriter:
             raise OSError(f"{self.folder} cannot be used ({error.strerror}); give another folder.") from error
         return [name for name in self.origins if not self._is_finished(name, manifest, log)]
 
-    def write(self, missing: list[str], blocks: Callable[[str], Iterator[bytes]], progress: DownloadProgress) -> None:
+    def write(self, missing: list[str], blocks: Callable[[str], Iterator[bytes]], progress: ProgressCallback) -> None:
         """Write the missing files from blocks of bytes; `progress` counts images, including those already present."""
         per_file = self.count * len(self.severities)
         total = per_file * len(self.origins)

