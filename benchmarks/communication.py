@@ -373,7 +373,7 @@ def _purpose(group: Any) -> tuple[str, str]:
                 return "n × n sums", "data"
             case "Axis.all_gather_rows" | "_early.<locals>.start":
                 return "gather", "members"
-            case "_Averaged.backward":
+            case "_AverageGradient.backward":
                 return "gradients", "data"
             case "Mesh.average":
                 return "gradients", "all" if frame.f_locals["over_members"] else "data"
@@ -467,7 +467,7 @@ def _early(ens: Ensemble, mesh: Mesh, on: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        del ens._all
+        del ens._gather
         for handle in handles:
             handle.remove()
 
