@@ -24,9 +24,9 @@ from featureflock.corruptions import (
     open_set,
 )
 from featureflock.data.sources import cache
-from featureflock.data.sources.download import ProgressCallback
 from featureflock.data.sources.fetch import get as get_data
 from featureflock.data.sources.registry import PUBLISHED_SETS
+from featureflock.utils.progress import ProgressCallback
 
 app = tyro.extras.SubcommandApp()
 

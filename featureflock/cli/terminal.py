@@ -1,19 +1,17 @@
 """Console and progress bars of the commands."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from featureflock.distributed.env import is_rank_zero
+from featureflock.utils.progress import ProgressCallback
 
 _PIPED_WIDTH = 160
 """Width of tables in a file or a pipe, where wide lines are better than broken words."""
-
-ProgressCallback = Callable[[int, int | None, str], None]
-"""Called with the number of items done, the total, and a description of the current work."""
 
 
 def make_console() -> Console:

@@ -23,8 +23,8 @@ from featureflock.corruptions.files import CorruptedSet
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.images import Bytes
 from featureflock.corruptions.writer import SetWriter
-from featureflock.data.sources.download import ProgressCallback, no_progress
 from featureflock.utils.files import working_folder
+from featureflock.utils.progress import ProgressCallback, no_progress
 
 _TASK_SIZE = 500
 """Number of images in one task of a worker process."""

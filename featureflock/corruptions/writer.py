@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from featureflock.corruptions.apply import CORRUPTIONS
 from featureflock.corruptions.files import FORMAT, MANIFEST, VERSION, read_manifest
-from featureflock.data.sources.download import ProgressCallback
 from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.progress import ProgressCallback
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Download files from the web (with pooch), from npm and from Debian into a folder that the caller provides.
 
-Progress is reported through one callback, progress(bytes so far, total bytes or None, file name). A source that fails
-raises DownloadError with a short reason, and the caller tries the next source.
+A source that fails raises DownloadError with a short reason, and the caller tries the next source.
 """
 
 import contextlib
@@ -9,21 +8,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-ProgressCallback = Callable[[int, int | None, str], None]
-"""Called with the amount done, the total if it is known, and what is being done."""
+from featureflock.utils.progress import ProgressCallback, no_progress
 
 _CHUNK = 1 << 16
 
 
 class DownloadError(OSError):
     """A download failed; the message is the reason in a few words."""
-
-
-def no_progress(done: int, total: int | None, name: str) -> None:
-    """Report nothing."""
 
 
 def from_web(

@@ -11,9 +11,9 @@ from pathlib import Path
 from featureflock.data.sources import cache
 from featureflock.data.sources.archives import Arrays, DataFile, find_files
 from featureflock.data.sources.cifar_files import read_class_folders
-from featureflock.data.sources.download import ProgressCallback, no_progress
 from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
+from featureflock.utils.progress import ProgressCallback, no_progress
 
 
 def get(
