@@ -47,7 +47,7 @@ class LossOutput(NamedTuple):
 
 
 class Method(ABC):
-    """Base class of methods. A subclass implements `assemble` and `loss`."""
+    """Base class of methods. A subclass implements `assemble`, and `loss` unless it is the mean cross-entropy."""
 
     title: ClassVar[str] = "custom method"
     """Name in tables."""
@@ -96,9 +96,13 @@ class Method(ABC):
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         """Combine new extractors and heads into an ensemble for a data set of `train_size` points."""
 
-    @abstractmethod
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        """Loss and member outputs for a batch of inputs x and labels y (B,)."""
+        """Loss and outputs for a batch of inputs x and labels y (B,).
+
+        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, which a particle layer expects.
+        """
+        logits = ens(x)
+        return LossOutput(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits))), logits)
 
     def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
         """Optimisers for parameters that the training loop should not optimise itself.
@@ -162,15 +166,8 @@ def check_loss_output(output: object, method: Method, members: int, examples: in
     if isinstance(output, LossOutput):
         if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
             return output
-        name, tensor = ("outputs", output.outputs) if output.loss.ndim == 0 else ("a loss", output.loss)
-        got = f"{name} of shape {tuple(tensor.shape)}"
+        got = f"shapes {tuple(output.loss.shape)} and {tuple(output.outputs.shape)}"
     raise ValueError(
         f"{type(method).__name__}.loss must return LossOutput(loss, outputs), a scalar and the members' logits "
         f"({members}, {examples}, classes); got {got}."
     )
-
-
-def mean_cross_entropy(ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-    """−(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the loss that a particle layer expects."""
-    logits = ens(x)
-    return LossOutput(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits))), logits)

@@ -7,13 +7,13 @@ repulsion, an ablation that isolates the effect of the repulsion.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import MAP
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, mean_cross_entropy
+from featureflock.methods.base import METHODS, Method
 
 
 @METHODS.register("feature-map")
@@ -30,6 +30,3 @@ class FeatureMAP(Method):
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads[0], ParticleLayer(self.prior, rule=MAP()))
-
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        return mean_cross_entropy(ens, x, y)

@@ -5,11 +5,11 @@ n extractors and one shared head, with the particle layer between them.
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, Method, TransportSettings
 
 
 @METHODS.register("feature-wgd")
@@ -24,6 +24,3 @@ class FeatureWGD(TransportSettings, Method):
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads[0], self.layer(len(extractors)))
-
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        return mean_cross_entropy(ens, x, y)

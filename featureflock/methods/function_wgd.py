@@ -5,11 +5,11 @@ Every member has its own head, and the particle layer follows the heads.
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, Method, TransportSettings
 
 
 @METHODS.register("function-wgd")
@@ -24,6 +24,3 @@ class FunctionWGD(TransportSettings, Method):
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         return Ensemble(extractors, heads, self.layer(len(extractors)), at="logits")
-
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        return mean_cross_entropy(ens, x, y)

@@ -6,10 +6,10 @@ loss = CE
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, mean_cross_entropy
+from featureflock.methods.base import METHODS, Method
 
 
 @METHODS.register("single")
@@ -27,6 +27,3 @@ class Single(Method):
                 f"Single trains one network, got members={len(extractors)}; use DeepEnsembles for several."
             )
         return Ensemble(extractors, heads)
-
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        return mean_cross_entropy(ens, x, y)

@@ -7,11 +7,11 @@ are scaled by 1/N.
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from featureflock.core.priors import Normal, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, TransportSettings, mean_cross_entropy
+from featureflock.methods.base import METHODS, Method, TransportSettings
 
 
 @METHODS.register("weight-wgd")
@@ -28,6 +28,3 @@ class WeightWGD(TransportSettings, Method):
         if train_size is None:
             raise ValueError("WeightWGD needs train_size=N, the number of training points.")
         return Ensemble(extractors, heads, self.layer(len(extractors), count=train_size), at="weights")
-
-    def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        return mean_cross_entropy(ens, x, y)

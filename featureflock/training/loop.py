@@ -21,17 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.core.transport import NonFiniteError
-from featureflock.data import (
-    Batch,
-    EpochKey,
-    Examples,
-    InputFormat,
-    Splits,
-    Stream,
-    TensorExamples,
-    permutation,
-    random_bits,
-)
+from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, TensorExamples
+from featureflock.data.rng import Stream, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.ensemble import Ensemble

@@ -83,40 +83,28 @@ class Recipe:
     """Precision of the networks: float32, or bfloat16 with float32 weights (autocast); auto: the fastest."""
 
     def __post_init__(self) -> None:
+        def check(right: bool, rule: str, *names: str) -> None:
+            if not right:
+                raise ValueError(f"{rule}; got {' and '.join(str(getattr(self, name)) for name in names)}.")
+
         for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+            check(getattr(self, name) >= 1, f"{name} must be at least 1", name)
         for name in ("learning_rate", "decay_ratio"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a positive finite number; got {getattr(self, name)}.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be a finite number of at least 0; got {self.weight_decay}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1; got {self.momentum}.")
-        if self.nesterov and self.momentum == 0:
-            raise ValueError(
-                "Nesterov momentum needs a momentum above 0; set momentum, such as 0.9, or switch nesterov off."
-            )
-        if any(e < 1 for e in self.decay_epochs) or list(self.decay_epochs) != sorted(set(self.decay_epochs)):
-            raise ValueError(
-                f"decay_epochs must be increasing and at least 1, such as 150 225; got {self.decay_epochs}."
-            )
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(f'schedule must be "steps" or "one-cycle"; got {self.schedule!r}.')
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be at least 0 and below 1, a fraction of the steps; got {self.warmup}.")
-        if self.schedule == "one-cycle" and self.decay_epochs:
-            raise ValueError(
-                f"A one-cycle schedule has no decay_epochs; leave them out, or use steps; got {self.decay_epochs}."
-            )
-        if self.members is not None and not 1 <= self.members <= 1000:
-            raise ValueError(f"members must be 1 to 1,000; got {self.members}.")
-        if not 0 <= self.seed < 4_000_000 or not 0 <= self.split_seed < 4_000_000:
-            raise ValueError(f"seed and split_seed must be 0 to 3,999,999; got {self.seed} and {self.split_seed}.")
-        if self.validation < 0 or (self.subset is not None and self.subset < 1):
-            raise ValueError(
-                f"subset must be at least 1 and validation at least 0; got {self.subset} and {self.validation}."
-            )
+            check(0 < getattr(self, name) < math.inf, f"{name} must be a positive finite number", name)
+        check(0 <= self.weight_decay < math.inf, "weight_decay must be a finite number of at least 0", "weight_decay")
+        check(0 <= self.momentum < 1, "momentum must be at least 0 and below 1", "momentum")
+        check(self.momentum > 0 or not self.nesterov, "Nesterov needs a momentum above 0, or --no-nesterov", "momentum")
+        increasing = list(self.decay_epochs) == sorted({e for e in self.decay_epochs if e >= 1})
+        check(increasing, "decay_epochs must be increasing and at least 1, such as 150 225", "decay_epochs")
+        check(self.schedule in get_args(Schedule), 'schedule must be "steps" or "one-cycle"', "schedule")
+        check(0 <= self.warmup < 1, "warmup must be at least 0 and below 1, a fraction of the steps", "warmup")
+        one_cycle = self.schedule == "one-cycle"
+        check(not one_cycle or not self.decay_epochs, "A one-cycle schedule takes no decay_epochs", "decay_epochs")
+        check(self.members is None or 1 <= self.members <= 1000, "members must be 1 to 1,000", "members")
+        for name in ("seed", "split_seed"):
+            check(0 <= getattr(self, name) < 4_000_000, f"{name} must be 0 to 3,999,999", name)
+        check(self.validation >= 0, "validation must be at least 0", "validation")
+        check(self.subset is None or self.subset >= 1, "subset must be at least 1", "subset")
 
     @property
     def size(self) -> int:

@@ -155,12 +155,12 @@ class RunFolder:
     def drop_metrics_from(self, epoch: int) -> None:
         """Remove the lines of this epoch and later ones, which will be written again."""
         lines = [line for line in self.read_metrics() if line["epoch"] < epoch]
-        write_atomically(self.metrics, b"".join(_line(line) for line in lines))
+        write_atomically(self.metrics, b"".join(_json(line, None) for line in lines))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of an epoch."""
         with open(self.metrics, "ab") as file:
-            file.write(_line(line))
+            file.write(_json(line, None))
             file.flush()
             os.fsync(file.fileno())
 
@@ -184,9 +184,5 @@ class RunFolder:
             raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, allow_nan=False) + "\n").encode()
+def _json(value: Any, indent: int | None = 1) -> bytes:
+    return (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode()

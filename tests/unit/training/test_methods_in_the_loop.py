@@ -133,8 +133,8 @@ def test_batches_follow_the_order_of_the_method(tmp_path):
     ("result", "got"),
     [
         (lambda loss, outputs: loss, "got Tensor"),
-        (lambda loss, outputs: LossOutput(loss, outputs[0]), r"got outputs of shape \(50, 10\)"),
-        (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got a loss of shape \(50, 10\)"),
+        (lambda loss, outputs: LossOutput(loss, outputs[0]), r"got shapes \(\) and \(50, 10\)"),
+        (lambda loss, outputs: LossOutput(outputs.mean(0), outputs), r"got shapes \(50, 10\) and \(3, 50, 10\)"),
     ],
 )
 def test_a_loss_that_is_not_a_loss_output_is_refused(result, got, tmp_path):
