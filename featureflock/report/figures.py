@@ -276,7 +276,7 @@ def _reliability_panel(row: ReportRow) -> Panel:
     parts = [plot.frame([], ticks, ""), plot.line([(0, 0), (1, 1)], "ideal"), svg.coloured(row.style, *drawn)]
     parts.append(counts.frame(ticks, [], "top probability, %"))
     parts.append(tag("text", "correct, %", class_="tick", x=4, y=40))
-    parts.append(heading(shorten(row.title, 44)))
+    parts.append(heading(shorten(row.title, 40)))
     parts.append(tag("text", f"ECE, raw → calibrated: {values}", class_="tick", x=width - 12, y=40, text_anchor="end"))
     return svg.panel(width, height, f"Reliability diagram of {row.title}: ECE raw → calibrated {values}.", *parts)
 

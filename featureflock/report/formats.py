@@ -10,31 +10,10 @@ from featureflock.evaluation.results import EvaluationResults
 from featureflock.report.tables import ColumnHeader, Table, TableCell, comparison, differences
 from featureflock.report.views import view_tables
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "×": r"$\times$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "▲": r"$\blacktriangle$",
-    "▼": r"$\blacktriangledown$",
-    "’": "'",
-    "…": r"\dots{}",
-}
+_LATEX = {letter: rf"\{letter}" for letter in "{}$&#%_"} | {letter: f"${letter}$" for letter in "<>|"}
+_LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "×": r"$\times$", "’": "'", "…": r"\dots{}"}
+_LATEX |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$"}
 
 
 def main_tables(results: EvaluationResults) -> list[Table]:

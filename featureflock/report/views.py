@@ -25,8 +25,8 @@ def view_figure(rows: Sequence[ReportRow]) -> Figure | None:
     caption = (
         f"Each circle is a member: its accuracy where everything but the {names[0]} is blank, against its accuracy "
         f"where everything but the {names[1]} is blank. The diamond is the ensemble. Members that specialise would lie "
-        "at the lower right and the upper left. Dotted lines mark chance. All seeds are shown, and all panels have the "
-        "same axes."
+        "at the lower right and the upper left. Dotted lines mark chance, where it lies within the axes. All seeds are "
+        "shown, and all panels have the same axes."
     )
     return Figure("views", "Accuracy of members with one view", caption, panels, [])
 

@@ -34,7 +34,7 @@ def report(tmp_path_factory):
 
 
 def value(text):
-    """The number that a cell begins with."""
+    """The number at the start of a cell."""
     return float(text.split()[0].replace("−", "-"))
 
 
@@ -52,7 +52,7 @@ def test_page_is_complete_and_requests_nothing(show, report, width, dark):
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth && image.alt)")
 
 
-def test_names_are_text_and_nothing_else(show):
+def test_names_are_escaped(show):
     page, _ = show()
     assert page.evaluate("document.querySelectorAll('script').length") == 1
     assert page.evaluate("document.querySelectorAll('img[onerror], img[src=x]').length") == 0
@@ -63,7 +63,7 @@ def test_names_are_text_and_nothing_else(show):
     assert HOSTILE in page.evaluate(label)
 
 
-def test_every_run_says_where_it_comes_from(show):
+def test_each_run_lists_its_provenance(show):
     page, _ = show()
     page.click(".source:nth-of-type(2) summary")
     shown = page.evaluate("document.querySelector('.source:nth-of-type(2)').innerText")
@@ -73,7 +73,7 @@ def test_every_run_says_where_it_comes_from(show):
     assert [text.split() for text in marked] == [["method", "feature-WGD"], ["method", "rank", "1"], ["members", "3"]]
 
 
-def test_every_figure_has_words(show):
+def test_figures_have_labels_and_captions_and_links_have_targets(show):
     page, _ = show()
     labels = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getAttribute('aria-label'))")
     assert len(labels) >= 15
@@ -89,12 +89,12 @@ def test_every_figure_has_words(show):
     assert all(links)
 
 
-def test_a_click_on_a_heading_sorts_by_value_both_ways(show):
+def test_clicking_a_header_sorts_by_value_in_both_directions(show):
     page, _ = show()
     heading = "#table-comparison th:nth-child(4)"
     given = page.evaluate(NUMBERS % ("comparison", 3))
     assert all("±" in text for text in given)
-    for order in ("descending", "ascending"):  # of what is better the larger, the best first
+    for order in ("descending", "ascending"):  # higher is better: the best first
         page.click(f"{heading} button")
         shown = page.evaluate(NUMBERS % ("comparison", 3))
         assert shown == sorted(shown, key=value, reverse=order == "descending")
@@ -107,7 +107,7 @@ def test_a_click_on_a_heading_sorts_by_value_both_ways(show):
     assert states == ["ascending", *["none"] * (len(states) - 1)]
 
 
-def test_more_than_all_measured_is_more_than_any_number(show):
+def test_more_than_the_largest_size_sorts_above_every_number(show):
     page, _ = show()
     page.click("#table-comparison thead th:last-child button")
     shown = page.evaluate(NUMBERS % ("comparison", 11))
@@ -118,21 +118,21 @@ def test_more_than_all_measured_is_more_than_any_number(show):
 
 def test_negative_numbers_sort_as_numbers(show):
     page, _ = show(width=360)
-    for downwards in (False, True):
+    for descending in (False, True):
         page.click("#table-differences th:nth-child(3) button")
         shown = [value(text) for text in page.evaluate(NUMBERS % ("differences", 2))]
         assert sum(number < 0 for number in shown) >= 2
-        assert shown == sorted(shown, reverse=downwards)
+        assert shown == sorted(shown, reverse=descending)
 
 
-def test_what_has_no_number_goes_last(show):
+def test_rows_without_a_number_come_last(show):
     page, _ = show()
     for _ in range(2):
         page.click("#table-members th:nth-child(3) button")
         assert page.evaluate(NUMBERS % ("members", 0))[-1] == "Single"
 
 
-def test_headings_sort_from_the_keyboard(show):
+def test_headers_sort_from_the_keyboard(show):
     page, _ = show()
     page.evaluate("document.querySelector('#table-comparison th:nth-child(5) button').focus()")
     page.keyboard.press("Enter")
@@ -158,7 +158,7 @@ CONTRAST = """(() => {
 })()"""
 
 
-def test_light_and_dark_differ_and_both_have_contrast(show):
+def test_light_and_dark_mode_differ_and_both_have_contrast(show):
     papers = []
     for dark in (False, True):
         page, _ = show(dark=dark)
@@ -167,13 +167,13 @@ def test_light_and_dark_differ_and_both_have_contrast(show):
     assert papers == ["rgb(255, 255, 255)", "rgb(18, 22, 28)"]
 
 
-def test_wide_tables_scroll_in_their_own_box(show):
+def test_wide_tables_scroll_sideways_and_names_stay_visible(show):
     page, _ = show(width=360)
     box = "document.querySelector('#table-comparison .scroll')"
     assert page.evaluate(f"{box}.scrollWidth > {box}.clientWidth && {box}.tabIndex === 0")
     page.evaluate(f"{box}.scrollLeft = 200")
     at = page.evaluate("document.querySelector('#table-comparison tbody th').getBoundingClientRect().left")
-    assert at == page.evaluate(f"{box}.getBoundingClientRect().left")  # the names stay in sight
+    assert at == page.evaluate(f"{box}.getBoundingClientRect().left")
 
 
 @pytest.mark.parametrize(
