@@ -53,10 +53,13 @@ def test_labels_of_figures_state_the_numbers(rows):
 
 
 def test_reliability_pools_the_seeds(rows):
-    """A bar's tooltip is the number of examples of all runs."""
-    counts = [sum(run.details.reliability["calibrated"].count[14] for run in row.runs) for row in rows]
-    for panel, count in zip(reliability(rows).panels, counts, strict=True):
-        assert f"<title>{count:g} examples</title>" in panel.svg
+    """Tooltips of the last bin: number of examples of all runs, and their accuracy."""
+    for panel, row in zip(reliability(rows).panels, rows, strict=True):
+        curves = [run.details.reliability["calibrated"] for run in row.runs]
+        counts, accuracies = [curve.count[14] for curve in curves], [curve.accuracy[14] for curve in curves]
+        assert f"<title>{sum(counts):g} examples</title>" in panel.svg
+        accuracy = 100 * np.average(accuracies, weights=counts)
+        assert f" % confident, {accuracy:.1f} % correct, {sum(counts):g} examples</title>" in panel.svg
 
 
 def test_ensembles_trained_in_several_sizes_have_a_figure(rows):

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers.made_evaluations import make_images, make_results
+from PIL import Image
 
 from featureflock.evaluation.results import EvaluationResults
 from featureflock.report import read_report, write_report, write_tables
@@ -66,6 +67,10 @@ def damage(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-20])
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -82,10 +87,11 @@ def damage(file, **changes):
         (lambda f: damage(f / "results.json", runs=[]), r"no run 'Deep Ensembles-0'.*evaluate the runs again"),
         (lambda f: (f / "results.json").unlink(), r"results\.json cannot be read \(No such file"),
         (lambda f: (f / "images" / "maps.png").unlink(), r"maps\.png, named in results\.json, is missing; evaluate"),
-        (lambda f: (f / "images" / "maps.png").write_bytes(b"GIF"), r"maps\.png, .* is not a PNG image; evaluate"),
+        (lambda f: truncate(f / "images" / "maps.png"), r"maps\.png, .* is not a PNG image; evaluate"),
+        (lambda f: Image.new("L", (8, 8)).save(f / "images" / "maps.png", "GIF"), r"maps\.png, .* is not a PNG image"),
         (lambda f: shutil.rmtree(f / "images"), r"disputed-10\.png, named in results\.json, is missing"),
     ],
-    ids=["version", "list", "cut", "type", "no runs", "no file", "no image", "no PNG", "no images"],
+    ids=["version", "list", "cut", "type", "no runs", "no file", "no image", "truncated", "GIF", "no images"],
 )
 def test_damaged_results_are_reported_in_one_sentence(written, tmp_path, spoil, message):
     spoil(written)
