@@ -36,7 +36,7 @@ STUDIES.add(
     Study(
         "Whether members rely on different halves of dominoes, a digit above an image",
         view_rows(_BASE, FeatureWGD().prior),
-        view_columns("digit", "picture"),
+        view_columns("digit", "image"),
         seeds=5,
         smoke=smoke_views,
         laptop=_laptop,

@@ -60,7 +60,7 @@ class Dominoes(DataSet):
             TensorExamples(test_x, images.test_y, normalisation=_NORMALISATION),
             len(names),
             class_names=names,
-            views=(View("digit", upper, all_columns), View("picture", lower, all_columns)),
+            views=(View("digit", upper, all_columns), View("image", lower, all_columns)),
         )
 
     def _pairs(self, digits: Tensor, digit_y: Tensor, images: Tensor, image_y: Tensor, part: int) -> Tensor:
