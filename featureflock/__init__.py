@@ -31,42 +31,26 @@ __all__ = [
     "methods",
     "models",
     "save",
+    "studies",
     "training",
     "transport",
 ]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
-    from featureflock import corruptions, data, evaluation, methods, models, training
-    from featureflock.core.kernels import RBF
-    from featureflock.core.layer import ParticleLayer
-    from featureflock.core.priors import Cauchy, Normal, Uniform
-    from featureflock.core.rules import MAP, SVGD, WGD, SteinWGD
-    from featureflock.core.transport import transport
+    from featureflock import corruptions, data, evaluation, methods, models, studies, training
+    from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, ParticleLayer, SteinWGD, Uniform, transport
     from featureflock.distributed.mesh import MeshShape, join_mesh
-    from featureflock.ensemble.ensemble import Ensemble, Uncertainty
-    from featureflock.ensemble.saving import load, save
+    from featureflock.ensemble import Ensemble, Uncertainty, load, save
     from featureflock.evaluation import calibrate
 else:
-    _MODULES = ("corruptions", "data", "evaluation", "methods", "models", "training")
-    _HOMES = {
-        "Cauchy": "core.priors",
-        "Ensemble": "ensemble.ensemble",
-        "MAP": "core.rules",
-        "MeshShape": "distributed.mesh",
-        "Normal": "core.priors",
-        "ParticleLayer": "core.layer",
-        "RBF": "core.kernels",
-        "SVGD": "core.rules",
-        "SteinWGD": "core.rules",
-        "Uncertainty": "ensemble.ensemble",
-        "Uniform": "core.priors",
-        "WGD": "core.rules",
-        "calibrate": "evaluation",
-        "join_mesh": "distributed.mesh",
-        "load": "ensemble.saving",
-        "save": "ensemble.saving",
-        "transport": "core.transport",
+    _MODULES = ("corruptions", "data", "evaluation", "methods", "models", "studies", "training")
+    _NAMES = {
+        "core": "MAP RBF SVGD WGD Cauchy Normal ParticleLayer SteinWGD Uniform transport",
+        "distributed.mesh": "MeshShape join_mesh",
+        "ensemble": "Ensemble Uncertainty load save",
+        "evaluation": "calibrate",
     }
+    _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -1,6 +1,6 @@
-"""The paper's text, spelt out naively in float64: a real SVD, loops over particles, gradients by autograd.
+"""A naive float64 implementation of the paper: SVD, loops over particles, gradients by autograd.
 
-Nothing here is shared with the library, so that both can be wrong only in different ways.
+It shares no code with the library, so the two cannot have the same error.
 """
 
 import math
@@ -61,7 +61,7 @@ def transport(
     if rule == "SteinWGD":
         return drive - torch.linalg.solve(k + 0.01 * torch.eye(n, dtype=h.dtype), k_grad) @ psi.T
     assert rule == "SVGD"
-    # With one bandwidth a row, ∇_{z_j} k(z_i, z_j) = −∇_{z_i} k(z_i, z_j).
+    # With one bandwidth per row, ∇_{z_j} k(z_i, z_j) = −∇_{z_i} k(z_i, z_j).
     rows = [sum(k[i, j] * drive[j] - psi @ kernel_grad(i, j) for j in range(n)) / n for i in range(n)]
     return torch.stack(rows)
 

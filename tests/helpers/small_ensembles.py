@@ -13,7 +13,7 @@ SMALL = Recipe(
 
 
 def train_small(folder, methods=(DeepEnsembles(), FeatureWGD()), seeds=(0, 1), **changes):
-    """One run for each method and seed; their folders, method by method."""
+    """Train one run per method and seed, and return their folders, ordered by method."""
     folders = []
     for method in methods:
         for seed in seeds:

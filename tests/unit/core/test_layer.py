@@ -1,4 +1,4 @@
-"""ParticleLayer: what it hands back, when it does nothing, and that it fits into anybody's loop."""
+"""ParticleLayer: its backward pass, when it is the identity, and its use in ordinary training loops."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import featureflock as ff
 
 N, B, H, C = 4, 6, 5, 3
-LAW = {"prior": ff.Cauchy(0.2), "rank": 3}
+SETTINGS = {"prior": ff.Cauchy(0.2), "rank": 3}
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -39,25 +39,25 @@ def data_gradient(h: torch.Tensor, classifier: nn.Module) -> torch.Tensor:
     return torch.autograd.grad(log_p.gather(-1, labels).sum(), x)[0]
 
 
-def expected(h: torch.Tensor, classifier: nn.Module, **law: object) -> torch.Tensor:
+def expected(h: torch.Tensor, classifier: nn.Module, **settings: object) -> torch.Tensor:
     """−v/B."""
     g = data_gradient(h, classifier)
-    v = ff.transport(h.detach().flatten(1), g.flatten(1), **{**LAW, **law})
+    v = ff.transport(h.detach().flatten(1), g.flatten(1), **{**SETTINGS, **settings})
     return -v.view_as(h) / B
 
 
 def test_turns_the_gradient_of_the_mean_loss_into_the_direction_of_the_paper():
     h, classifier = draw(N, B, H).requires_grad_(), head()
-    mean_loss(classifier(ff.ParticleLayer(**LAW)(h))).backward()
+    mean_loss(classifier(ff.ParticleLayer(**SETTINGS)(h))).backward()
     assert_close(h.grad, expected(h, classifier))
-    # The head, behind the layer, gets the ordinary gradient.
+    # The head, after the layer, gets the ordinary gradient.
     plain = head()
     mean_loss(plain(h.detach())).backward()
     assert_close(classifier.weight.grad, plain.weight.grad)
 
 
 @pytest.mark.parametrize(
-    "law",
+    "settings",
     [
         {"kernel": ff.RBF("official"), "subspace": "weakest"},
         {"rank": None, "rule": ff.SteinWGD()},
@@ -65,10 +65,10 @@ def test_turns_the_gradient_of_the_mean_loss_into_the_direction_of_the_paper():
         {"rule": ff.MAP()},
     ],
 )
-def test_every_law_reaches_the_backward_pass(law):
+def test_every_setting_reaches_the_backward_pass(settings):
     h, classifier = draw(N, B, H).requires_grad_(), head()
-    mean_loss(classifier(ff.ParticleLayer(**{**LAW, **law})(h))).backward()
-    assert_close(h.grad, expected(h, classifier, **law))
+    mean_loss(classifier(ff.ParticleLayer(**{**SETTINGS, **settings})(h))).backward()
+    assert_close(h.grad, expected(h, classifier, **settings))
 
 
 def test_one_member_gets_the_prior_and_no_repulsion():
@@ -77,7 +77,7 @@ def test_one_member_gets_the_prior_and_no_repulsion():
     assert_close(h.grad, -(data_gradient(h, classifier) - 0.2 * h.detach()) / B)
 
 
-def test_is_the_identity_unless_it_trains():
+def test_is_the_identity_unless_training():
     layer = ff.ParticleLayer()
     h = draw(N, B, H).requires_grad_()
     assert torch.equal(layer(h), h)
@@ -88,20 +88,20 @@ def test_is_the_identity_unless_it_trains():
     assert layer(h.detach()) is not None
     plain = draw(N, B, H)
     assert layer(plain) is plain
-    impossible = ff.ParticleLayer(rank=9).eval()  # nothing is asked of input that it does not touch
+    impossible = ff.ParticleLayer(rank=9).eval()  # no checks where it is the identity
     assert impossible(h) is h
 
 
 @pytest.mark.parametrize("scale", [1 / 4, 65536.0, torch.tensor(8.0)])
 def test_a_scaled_loss_scales_the_result(scale):
     h, classifier = draw(N, B, H).requires_grad_(), head()
-    layer = ff.ParticleLayer(**LAW, scale=scale)
+    layer = ff.ParticleLayer(**SETTINGS, scale=scale)
     (mean_loss(classifier(layer(h))) * scale).backward()
     assert_close(h.grad, expected(h, classifier) * scale)
 
 
-def test_scale_may_change_as_you_go():
-    layer, classifier = ff.ParticleLayer(**LAW), head()
+def test_scale_can_change_between_steps():
+    layer, classifier = ff.ParticleLayer(**SETTINGS), head()
     for scale in (2.0, 1024.0):
         layer.scale = scale
         h = draw(N, B, H).requires_grad_()
@@ -111,7 +111,7 @@ def test_scale_may_change_as_you_go():
 
 def test_micro_batches_accumulate_to_the_mean_of_their_directions():
     classifier, k = head(), 3
-    layer = ff.ParticleLayer(**LAW, scale=1 / k)
+    layer = ff.ParticleLayer(**SETTINGS, scale=1 / k)
     weight = torch.eye(H, dtype=torch.float64).requires_grad_()  # an "extractor" that all batches go through
     batches = [draw(N, B, H) + i for i in range(k)]
     for x in batches:
@@ -123,7 +123,7 @@ def test_micro_batches_accumulate_to_the_mean_of_their_directions():
 def test_grad_scaler_unscales_to_the_right_update_and_skips_an_overflow():
     classifier = head(torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
-    layer = ff.ParticleLayer(**LAW)
+    layer = ff.ParticleLayer(**SETTINGS)
     h = nn.Parameter(draw(N, B, H, dtype=torch.float32))
     start = h.detach().clone()
     optimiser = torch.optim.SGD([h], lr=1.0)
@@ -144,9 +144,9 @@ def test_grad_scaler_unscales_to_the_right_update_and_skips_an_overflow():
     assert scaler.get_scale() == 1024.0
 
 
-def test_a_gradient_that_is_not_finite_arrives_as_such():
+def test_a_non_finite_gradient_stays_non_finite():
     h = draw(N, B, H).requires_grad_()
-    (ff.ParticleLayer(**LAW)(h).sum() * math.nan).backward()
+    (ff.ParticleLayer(**SETTINGS)(h).sum() * math.nan).backward()
     assert h.grad.isnan().all()
 
 
@@ -154,7 +154,7 @@ def test_tokens_count_as_data_with_count():
     tokens = 2
     h = draw(N, B // tokens, tokens, H).requires_grad_()
     classifier = head()
-    logits = classifier(ff.ParticleLayer(**LAW, count=B)(h))
+    logits = classifier(ff.ParticleLayer(**SETTINGS, count=B)(h))
     mean_loss(logits.flatten(1, 2)).backward()
     flat = h.detach().flatten(1, 2)
     assert_close(h.grad.flatten(1, 2), expected(flat, classifier))
@@ -168,7 +168,7 @@ def test_feature_maps_channels_last_and_non_contiguous_input():
         "members last": maps.movedim(0, -1).contiguous().movedim(-1, 0),
         "strided": torch.stack([maps, maps], dim=2)[:, :, 0],
     }
-    layer, classifier = ff.ParticleLayer(**LAW), head()
+    layer, classifier = ff.ParticleLayer(**SETTINGS), head()
     grads = {}
     for name, x in variants.items():
         x = x.detach().requires_grad_()
@@ -177,7 +177,7 @@ def test_feature_maps_channels_last_and_non_contiguous_input():
         mean_loss(classifier(out.mean((-2, -1)))).backward()
         grads[name] = x.grad
     g = data_gradient(maps.mean((-2, -1)), classifier)[..., None, None].expand_as(maps) / 4
-    v = ff.transport(maps.flatten(1), g.flatten(1), **LAW).view_as(maps)
+    v = ff.transport(maps.flatten(1), g.flatten(1), **SETTINGS).view_as(maps)
     for grad in grads.values():
         assert_close(grad, -v / B)
 
@@ -186,7 +186,7 @@ def test_bfloat16_autocast():
     """Under autocast the features and their gradient are rounded to bfloat16, the n × n algebra is not."""
     x = draw(B, H, dtype=torch.float32)
     extractors = nn.ModuleList(nn.Linear(H, H) for _ in range(N))
-    classifier, layer = head(torch.float32), ff.ParticleLayer(**LAW)
+    classifier, layer = head(torch.float32), ff.ParticleLayer(**SETTINGS)
     seen = []
     with torch.autocast("cpu", dtype=torch.bfloat16):
         h = torch.stack([f(x) for f in extractors])
@@ -198,14 +198,14 @@ def test_bfloat16_autocast():
     arrived, handed_on = seen
     assert h.dtype == arrived.dtype == handed_on.dtype == torch.bfloat16
     g = -arrived.double() * N * B
-    v = ff.transport(h.detach().double().flatten(1), g.flatten(1), **LAW)
+    v = ff.transport(h.detach().double().flatten(1), g.flatten(1), **SETTINGS)
     assert_close(handed_on, (-v / B).view_as(h).bfloat16(), rtol=0, atol=0)
 
 
-def test_what_follows_may_work_in_place():
+def test_the_next_module_can_work_in_place():
     h, classifier = draw(N, B, H).requires_grad_(), head()
     inplace = nn.Sequential(nn.ReLU(inplace=True), classifier)
-    mean_loss(inplace(ff.ParticleLayer(**LAW)(h))).backward()
+    mean_loss(inplace(ff.ParticleLayer(**SETTINGS)(h))).backward()
     assert_close(h.grad, expected(h, nn.Sequential(nn.ReLU(), classifier)))
 
 
@@ -216,7 +216,7 @@ def test_rows_of_a_batch_interact_only_through_their_member():
     grads = []
     for rows in (torch.arange(B), order):
         x = h[:, rows].clone().requires_grad_()
-        F.cross_entropy(classifier(ff.ParticleLayer(**LAW)(x)).flatten(0, 1), LABELS[rows].repeat(N)).backward()
+        F.cross_entropy(classifier(ff.ParticleLayer(**SETTINGS)(x)).flatten(0, 1), LABELS[rows].repeat(N)).backward()
         grads.append(x.grad)
     assert_close(grads[1], grads[0][:, order])
 
@@ -229,13 +229,13 @@ def test_rows_of_a_batch_interact_only_through_their_member():
         (ff.ParticleLayer(), (4, 0, 5), "at least one member and one data point"),
     ],
 )
-def test_says_what_is_wrong(layer, shape, words):
+def test_error_messages(layer, shape, words):
     with pytest.raises(ValueError, match=words):
         layer(torch.zeros(shape, requires_grad=True))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_refuses_features_that_are_not_finite_at_once(bad):
+def test_non_finite_features_raise(bad):
     h = draw(N, B, H)
     h[2, 1, 0] = bad
     with pytest.raises(ValueError, match="features of member 2 contain NaN or infinity"):
@@ -243,7 +243,7 @@ def test_refuses_features_that_are_not_finite_at_once(bad):
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"scale": 0.0}, {"scale": math.nan}])
-def test_refuses_impossible_factors(options):
+def test_invalid_factors_raise(options):
     with pytest.raises(ValueError, match="positive finite"):
         ff.ParticleLayer(**options)
     layer = ff.ParticleLayer()
@@ -252,21 +252,21 @@ def test_refuses_impossible_factors(options):
         layer(draw(N, B, H).requires_grad_())
 
 
-def test_shows_its_settings():
-    assert "rank=3" in repr(ff.ParticleLayer(**LAW))
+def test_repr():
+    assert "rank=3" in repr(ff.ParticleLayer(**SETTINGS))
     assert "count=9" in repr(ff.ParticleLayer(count=9))
 
 
-def test_torch_func_sees_the_same_gradient():
+def test_torch_func_gives_the_same_gradient():
     h, classifier = draw(N, B, H), head()
-    layer = ff.ParticleLayer(**LAW)
+    layer = ff.ParticleLayer(**SETTINGS)
     assert_close(torch.func.grad(lambda x: mean_loss(classifier(layer(x))))(h), expected(h, classifier))
 
 
-def test_a_tensor_scale_counts_as_it_was_in_the_forward_pass():
+def test_a_tensor_scale_is_read_in_the_forward_pass():
     h, classifier = draw(N, B, H).requires_grad_(), head()
     scale = torch.tensor(8.0)
-    layer = ff.ParticleLayer(**LAW, scale=scale)
+    layer = ff.ParticleLayer(**SETTINGS, scale=scale)
     loss = mean_loss(classifier(layer(h))) * 8.0
     scale.fill_(1.0)
     loss.backward()

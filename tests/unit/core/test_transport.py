@@ -27,14 +27,14 @@ PRIORS = {
 def draw(n: int, d: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     h, g = torch.randn(2, n, d, dtype=torch.float64, generator=generator)
-    return h + 3, g  # like features after a ReLU, they have a large part in common
+    return h + 3, g  # with a large common part, like features after a ReLU
 
 
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bandwidth", ["median", "official", 7.0])
 @pytest.mark.parametrize(("rank", "subspace"), [(None, "dominant"), (1, "dominant"), (3, "dominant"), (2, "weakest")])
-def test_is_the_papers_direction(prior, rule, bandwidth, rank, subspace):
+def test_matches_the_naive_reference(prior, rule, bandwidth, rank, subspace):
     h, g = draw(5, 12)
     ours, log_density = PRIORS[prior]
     v = ff.transport(h, g, prior=ours, kernel=ff.RBF(bandwidth), rank=rank, subspace=subspace, rule=RULES[rule])
@@ -44,7 +44,7 @@ def test_is_the_papers_direction(prior, rule, bandwidth, rank, subspace):
 
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(2, 9), d=st.integers(2, 40), seed=st.integers(0, 10_000), data=st.data())
-def test_is_the_papers_direction_for_any_size(n, d, seed, data):
+def test_matches_the_naive_reference_for_any_size(n, d, seed, data):
     rank = data.draw(st.none() | st.integers(1, max(1, min(n, d) - 1)))
     h, g = draw(n, d, seed)
     v = ff.transport(h, g, prior=ff.Cauchy(1e-3), rank=rank)
@@ -129,7 +129,7 @@ def test_moves_particles_to_the_posterior(rule):
     assert 0.5 < x.var().item() < 1.3  # kernel estimates are too narrow for finite n, but nothing collapses
 
 
-def test_map_is_the_drive_alone():
+def test_map_is_gradient_plus_prior_score():
     h, g = draw(5, 8)
     assert_close(ff.transport(h, g, prior=ff.Normal(0.1), rank=2, rule=ff.MAP()), g - 0.1 * h)
 
@@ -163,7 +163,7 @@ def test_svgd_noise_has_covariance_k_across_particles():
 @pytest.mark.parametrize("rule", RULES.values())
 @pytest.mark.parametrize("bandwidth", ["median", "official", 2.0])
 @pytest.mark.parametrize("rank", [None, 1])
-def test_one_particle_has_nobody_to_repel(rule, bandwidth, rank):
+def test_one_particle_has_no_repulsion(rule, bandwidth, rank):
     h, g = draw(1, 7)
     v = ff.transport(h, g, prior=ff.Normal(0.2), kernel=ff.RBF(bandwidth), rank=rank, rule=rule)
     assert_close(v, g - 0.2 * h)
@@ -171,21 +171,21 @@ def test_one_particle_has_nobody_to_repel(rule, bandwidth, rank):
 
 @pytest.mark.parametrize("bandwidth", ["median", "official", 2.0])
 @pytest.mark.parametrize("rank", [None, 3])
-def test_particles_at_one_place_do_not_repel(bandwidth, rank):
+def test_coinciding_particles_do_not_repel(bandwidth, rank):
     h, g = draw(5, 7)
     h[:] = h[2].clone() / 3
     assert_close(ff.transport(h, g, prior=ff.Uniform(), kernel=ff.RBF(bandwidth), rank=rank), g)
 
 
 @pytest.mark.parametrize("rank", [None, 3])
-def test_a_crowd_at_one_place_has_bandwidth_zero_and_repels_nobody(rank):
+def test_a_bandwidth_of_zero_gives_no_repulsion(rank):
     h, g = draw(6, 7)
     h[1:] = h[1].clone() / 3  # more than half of all pairs coincide, so the median distance is 0
     assert_close(ff.transport(h, g, prior=ff.Uniform(), rank=rank), g)
 
 
 @pytest.mark.parametrize("rank", [None, 3])
-def test_a_crowd_is_one_place_up_to_rounding(rank):
+def test_particles_that_coincide_up_to_rounding_do_not_repel(rank):
     h, g = draw(9, 7)
     h[[1, 2, 3, 5, 6, 7, 8]] = h[1].clone() / 3
     assert_close(ff.transport(h, g, prior=ff.Uniform(), rank=rank), g)
@@ -193,7 +193,7 @@ def test_a_crowd_is_one_place_up_to_rounding(rank):
 
 @pytest.mark.parametrize("outlier", [0, 3, 5])
 @pytest.mark.parametrize("rank", [None, 4])
-def test_an_outlier_does_not_blur_the_others(outlier, rank):
+def test_an_outlier_does_not_reduce_precision(outlier, rank):
     h, g = draw(6, 30)
     h = (h - 3) * 1e-5
     h[outlier] += torch.randn(30, dtype=h.dtype, generator=torch.Generator().manual_seed(1))
@@ -202,7 +202,7 @@ def test_an_outlier_does_not_blur_the_others(outlier, rank):
     assert_close(v, naive, rtol=1e-8, atol=1e-8 * float(naive.abs().max()))
 
 
-def test_tiny_and_huge_distances_give_numbers():
+def test_tiny_and_huge_distances_give_finite_values():
     h, g = draw(4, 5)
     for scale in (1e-200, 1e-155, 1e-100, 1e-30, 1e30, 1e100):
         assert ff.transport((h - 3) * scale, g, prior=ff.Uniform()).isfinite().all()
@@ -243,7 +243,7 @@ def test_more_particles_than_dimensions():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rank", [None, 3])
-def test_algebra_is_in_float64_whatever_the_dtype(dtype, rank):
+def test_algebra_is_in_float64_for_any_dtype(dtype, rank):
     h, g = draw(5, 300)
     h, g = h.to(dtype), g.to(dtype)
     exact = ff.transport(h.double(), g.double(), prior=ff.Cauchy(0.1), rank=rank)
@@ -261,7 +261,7 @@ def test_a_member_with_tiny_gradients_still_counts_in_float32():
 
 
 @pytest.mark.parametrize("rank", [None, 3])
-def test_slices_do_not_show(rank, monkeypatch):
+def test_the_result_does_not_depend_on_the_slice_size(rank, monkeypatch):
     h, g = draw(5, 101)
     whole = ff.transport(h, g, prior=ff.Cauchy(0.1), rank=rank)
     monkeypatch.setattr(importlib.import_module("featureflock.core.transport"), "_SLICE_SIZE", 5 * 13)
@@ -269,7 +269,7 @@ def test_slices_do_not_show(rank, monkeypatch):
     assert_close(ff.transport(h.T.contiguous().T, g.T.contiguous().T, prior=ff.Cauchy(0.1), rank=rank), whole)
 
 
-def test_a_prior_and_a_kernel_of_your_own():
+def test_user_defined_prior_and_kernel():
     class Laplace:
         def score(self, x):
             return -x.sign()
@@ -286,7 +286,7 @@ def test_a_prior_and_a_kernel_of_your_own():
         assert_close(v[i], g[i] - h[i].sign() - torch.autograd.grad(log_q, x)[0])
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_prior_and_a_kernel_of_your_own():
         (1e200 * torch.eye(2, 4).double(), torch.zeros(2, 4).double(), {}, "overflow"),
     ],
 )
-def test_says_what_is_wrong(h, g, options, words):
+def test_error_messages(h, g, options, words):
     with pytest.raises(ValueError, match=words):
         ff.transport(h, g, **{"prior": ff.Uniform(), **options})
 
@@ -333,7 +333,7 @@ def test_says_what_is_wrong(h, g, options, words):
         lambda: ff.ParticleLayer(kernel=ff.RBF("official"), rule=ff.SVGD(temperature=1)),
     ],
 )
-def test_refuses_impossible_hyper_parameters(make):
+def test_invalid_hyper_parameters_raise(make):
     with pytest.raises(ValueError, match=r"[a-z] .*\."):
         make()
 
@@ -343,13 +343,13 @@ def test_takes_tensors_only():
         ff.transport(np.zeros((2, 3)), np.zeros((2, 3)), prior=ff.Uniform())
 
 
-def test_numpys_whole_numbers_are_ranks():
+def test_numpy_integers_are_ranks():
     h, g = draw(4, 5)
     v = ff.transport(h, g, prior=ff.Uniform(), rank=np.int64(2))
     assert torch.equal(v, ff.transport(h, g, prior=ff.Uniform(), rank=2))
 
 
-def test_keeps_no_graph_and_leaves_its_input_alone():
+def test_has_no_autograd_graph_and_does_not_modify_its_input():
     h, g = draw(4, 5)
     copies = h.clone(), g.clone()
     v = ff.transport(h.requires_grad_(), g.requires_grad_(), prior=ff.Cauchy(), rank=2)

@@ -1,4 +1,4 @@
-"""Ensemble: what it computes, and that the three execution modes agree."""
+"""Ensemble: logits, predictions and uncertainty, and that the three execution modes agree."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ EXECUTIONS = ("sequential", "vectorised", "low_memory")
 
 
 class Net(nn.Module):
-    """A user's module: convolution, BatchNorm, dropout, a residual, and a buffer of its own making."""
+    """A user's module: convolution, BatchNorm, dropout, a residual connection and a buffer."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def step(ens: ff.Ensemble) -> None:
     F.cross_entropy(ens(x).flatten(0, 1), y.repeat(len(ens))).backward()
 
 
-def test_logits_of_a_shared_head_and_of_own_heads():
+def test_logits_of_a_shared_head_and_of_one_head_per_member():
     x, _ = data()
     shared, own = build().eval(), build("logits").eval()
     assert_close(shared(x), torch.stack([shared.head(f(x)) for f in shared.extractors]))
@@ -60,7 +60,7 @@ def test_logits_of_a_shared_head_and_of_own_heads():
     assert len(shared) == N
 
 
-def test_head_may_be_a_deep_part_of_the_network_on_feature_maps():
+def test_a_shared_head_can_be_a_deep_part_of_the_network():
     torch.manual_seed(0)
     stems = [nn.Conv2d(2, 4, 3) for _ in range(N)]
     tail = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(4, C))
@@ -68,7 +68,7 @@ def test_head_may_be_a_deep_part_of_the_network_on_feature_maps():
     x, y = data()
     assert ens(x).shape == (N, B, C)
     step(ens)
-    # The same by hand: features as leaves, the naive direction, then back through each stem.
+    # Naively: features as leaves, the reference direction, then back through each stem.
     maps = torch.stack([f(x) for f in stems]).detach().requires_grad_()
     log_p = copy.deepcopy(tail)(maps.flatten(0, 1).clone()).log_softmax(-1)
     g = torch.autograd.grad(log_p.gather(1, y.repeat(N)[:, None]).sum(), maps)[0]
@@ -119,9 +119,9 @@ def test_uncertainty_of_known_predictions():
         ens = ff.Ensemble([Fixed(p) for p in members], nn.Identity())
         return [float(part[0]) for part in ens.uncertainty(x)]
 
-    # Sure and opposed: all uncertainty is about which member is right.
+    # Confident members that disagree: all uncertainty is epistemic.
     assert parts([1, 0], [0, 1]) == pytest.approx([math.log(2), 0, math.log(2)], abs=1e-6)
-    # Unsure and agreed: none is.
+    # Uncertain members that agree: none is.
     assert parts([0.5, 0.5], [0.5, 0.5]) == pytest.approx([math.log(2), math.log(2), 0], abs=1e-6)
     entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
     total = -0.7 * math.log(0.7) - 0.3 * math.log(0.3)
@@ -167,7 +167,7 @@ def test_running_statistics_belong_to_each_member():
 
 
 def test_a_cumulative_average_of_statistics_is_right_for_each_member():
-    """BatchNorm(momentum=None) turns a buffer into a Python number."""
+    """BatchNorm(momentum=None) converts a buffer to a Python number."""
     results = []
     for execution in EXECUTIONS:
         torch.manual_seed(0)
@@ -182,8 +182,8 @@ def test_a_cumulative_average_of_statistics_is_right_for_each_member():
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_a_deep_shared_head_runs_all_three_ways(batch_norm):
-    """With BatchNorm it sees all members as one batch, and its statistics move once."""
+def test_a_deep_shared_head_in_all_execution_modes(batch_norm):
+    """With BatchNorm it sees all members as one batch, and its statistics are updated once."""
     results = []
     for execution in EXECUTIONS:
         torch.manual_seed(0)
@@ -201,7 +201,7 @@ def test_a_deep_shared_head_runs_all_three_ways(batch_norm):
         assert_close(other, results[0], rtol=1e-3, atol=1e-5)
 
 
-def test_low_memory_draws_the_same_dropout_masks():
+def test_low_memory_uses_the_same_dropout_masks():
     grads, buffers = [], []
     for execution in ("sequential", "low_memory"):
         ens = build(dropout=0.5, execution=execution)
@@ -215,8 +215,8 @@ def test_low_memory_draws_the_same_dropout_masks():
         assert torch.equal(a, b)
 
 
-def test_low_memory_keeps_one_members_activations():
-    """What autograd holds on to between forward and backward: nothing of a member's inside."""
+def test_low_memory_stores_no_activations():
+    """Autograd stores no activation of a member between the forward and the backward pass."""
 
     def held(execution: str) -> int:
         ens, kept = build(execution=execution), {}
@@ -236,23 +236,24 @@ def test_vectorised_dropout_differs_between_members():
     assert not torch.allclose(h[0], h[1])
 
 
-def test_members_may_differ_where_nothing_stacks_them():
+def test_members_can_differ_unless_they_are_stacked():
     ens = ff.Ensemble([nn.Linear(2, 3), nn.Linear(2, 7)], [nn.Linear(3, C), nn.Linear(7, C)])
     assert ens(torch.randn(B, 2)).shape == (2, B, C)
     with pytest.raises(ValueError, match=r"same shape; member 0 gives \(6, 3\), member 1 \(6, 7\)"):
         ens.features(torch.randn(B, 2))
 
 
-def test_weights_move_by_the_scaled_direction():
-    """weight-WGD by hand: v/N for the data gradient of all N points."""
+def test_weights_move_along_the_scaled_direction():
+    """weight-WGD written out: v/N for the data gradient of all N points."""
     ens, (x, y) = build("weights"), data()
     ens.double()
     x = x.double()
     F.cross_entropy(ens(x).flatten(0, 1), y.repeat(N)).backward()
-    ens_by_hand = build("weights").double()
-    members = [list(f.parameters()) + list(h.parameters()) for f, h in zip(ens_by_hand.extractors, ens_by_hand.head)]  # noqa: B905
+    reference_ens = build("weights").double()
+    pairs = zip(reference_ens.extractors, reference_ens.head, strict=True)
+    members = [[*f.parameters(), *h.parameters()] for f, h in pairs]
     rows = []
-    for f, h, weights in zip(ens_by_hand.extractors, ens_by_hand.head, members, strict=True):
+    for f, h, weights in zip(reference_ens.extractors, reference_ens.head, members, strict=True):
         log_lik = -F.cross_entropy(h(f(x)), y, reduction="sum") * 100 / B
         rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(log_lik, weights)]))
     w = torch.stack([torch.cat([p.detach().flatten() for p in weights]) for weights in members])
@@ -262,7 +263,7 @@ def test_weights_move_by_the_scaled_direction():
         assert_close(grad, -v[i] / 100)
 
 
-def test_frozen_weights_are_no_particles():
+def test_frozen_weights_are_not_particles():
     ens = build("weights").requires_grad_(False)
     assert ens(data()[0]).shape == (N, B, C)
     ens.requires_grad_(True)
@@ -274,7 +275,7 @@ def test_frozen_weights_are_no_particles():
 
 
 class Scaled(nn.Linear):
-    """Differs from its like in a plain attribute, which the representation does not show."""
+    """Members differ in a plain attribute that repr does not show."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(H, H)
@@ -312,12 +313,12 @@ def share_a_norm() -> list[nn.Module]:
         (lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer), "must be a ParticleLayer"),
     ],
 )
-def test_says_what_is_wrong(make, words):
+def test_error_messages(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_vectorised_says_what_it_cannot_do():
+def test_modules_that_cannot_be_vectorised_raise():
     ens = build(execution="vectorised")
     ens.extractors[1].eval()
     with pytest.raises(ValueError, match="same train or eval mode"):

@@ -1,4 +1,4 @@
-"""Ensembles for prediction alone: the same probabilities, and BatchNorm where a convolution was before it is gone."""
+"""for_inference: the same probabilities, with BatchNorm folded into convolutions."""
 
 import copy
 
@@ -14,7 +14,7 @@ from featureflock.models import CifarResNetConfig, FastCNNConfig, WideResNetConf
 
 
 def trained(architecture, members: int = 3, shared: bool = True) -> tuple[ff.Ensemble, torch.Tensor]:
-    """With weights and running statistics that are not those of initialisation."""
+    """An ensemble with trained weights and running statistics."""
     torch.manual_seed(0)
     extractors = [architecture.extractor((3, 16, 16)) for _ in range(members)]
     heads = [architecture.head(extractors[0], 5) for _ in range(members)]
@@ -36,7 +36,7 @@ def norms(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("architecture", "left"), [(WideResNetConfig(10, 1), 4), (CifarResNetConfig(8), 0), (FastCNNConfig((16, 16)), 2)]
 )
-def test_probabilities_are_the_same_without_the_foldable_norms(architecture, left, shared):
+def test_probabilities_are_the_same_after_folding(architecture, left, shared):
     ens, x = trained(architecture, shared=shared)
     ens.temperature = 1.7
     before = copy.deepcopy(ens.state_dict())
@@ -50,7 +50,7 @@ def test_probabilities_are_the_same_without_the_foldable_norms(architecture, lef
     assert_close(ens.state_dict(), before, rtol=0, atol=0)
 
 
-def test_an_ensemble_learns_on_and_its_copy_does_not():
+def test_training_does_not_change_the_copy():
     ens, x = trained(CifarResNetConfig(8))
     fast = ens.for_inference(compile=False)
     first = fast.predict(x)
@@ -60,7 +60,7 @@ def test_an_ensemble_learns_on_and_its_copy_does_not():
     assert torch.equal(fast.predict(x), first)
 
 
-def test_folding_is_the_equation():
+def test_folding_matches_the_equation():
     conv, norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
     torch.manual_seed(0)
     for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
@@ -71,8 +71,8 @@ def test_folding_is_the_equation():
     assert_close(one.bias, norm.bias + scale * (conv.bias - norm.running_mean))
 
 
-class TwoReaders(nn.Module):
-    """What the convolution gives is used beside the norm too, so that it must stay."""
+class UsedTwice(nn.Module):
+    """The output of the convolution is used twice, so BatchNorm cannot be folded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,22 +83,22 @@ class TwoReaders(nn.Module):
         return z + self.norm(z)
 
 
-class Twice(TwoReaders):
-    """One convolution in two places, of which only one has a norm behind it."""
+class CalledTwice(UsedTwice):
+    """One convolution is called twice, and only one call is followed by BatchNorm."""
 
     def forward(self, x):
         return self.conv(x) + self.norm(self.conv(x.flip(-1)))
 
 
-class Winding(TwoReaders):
-    """Its path depends on its input, so it cannot be traced."""
+class DataDependent(UsedTwice):
+    """The control flow depends on the input, so it cannot be traced."""
 
     def forward(self, x):
         return self.norm(self.conv(x)) if x.sum() > 0 else self.conv(x)
 
 
-@pytest.mark.parametrize("kind", [TwoReaders, Twice, Winding])
-def test_what_cannot_be_folded_stays(kind):
+@pytest.mark.parametrize("kind", [UsedTwice, CalledTwice, DataDependent])
+def test_batch_norm_that_cannot_be_folded_stays(kind):
     torch.manual_seed(0)
     module = kind().eval()
     module.norm.running_mean.fill_(0.7)

@@ -22,13 +22,13 @@ H, C = 6, 3
 
 
 class Net(nn.Module):
-    """Much of what users put into modules."""
+    """Many kinds of attributes that users put into modules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular")
         self.norm = nn.BatchNorm2d(4)
-        self.again = self.norm  # one module at two places
+        self.again = self.norm  # one module under two names
         self.act = F.gelu
         self.squash = torch.tanh
         self.scale = torch.tensor([0.5])  # a tensor that is neither parameter nor buffer
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An RNN, which keeps references to its weights, and an attribute that is a parameter's second name."""
+    """An RNN, which has references to its weights, and a parameter under a second name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def trained(make=Net, own_heads: bool = False) -> ff.Ensemble:
 
 
 @pytest.mark.parametrize("own_heads", [False, True])
-def test_comes_back_bit_for_bit(tmp_path, own_heads):
+def test_round_trip_is_bit_identical(tmp_path, own_heads):
     ens = trained(own_heads=own_heads)
     ens.extractors[1].norm.eval()
     ff.save(ens, tmp_path / "ens")
@@ -105,7 +105,7 @@ def test_comes_back_bit_for_bit(tmp_path, own_heads):
     assert "shift" not in dict(member.state_dict())
 
 
-def test_goes_on_training_the_same(tmp_path):
+def test_training_continues_identically(tmp_path):
     ens = trained()
     ff.save(ens, tmp_path)
     grads = []
@@ -117,7 +117,7 @@ def test_goes_on_training_the_same(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_channels_last_and_other_dtypes_come_back_as_they_were(tmp_path):
+def test_round_trip_of_memory_format_and_dtype(tmp_path):
     ens = trained().to(memory_format=torch.channels_last)
     ens.extractors[0].out.to(torch.float64)
     ff.save(ens, tmp_path)
@@ -130,7 +130,7 @@ def test_channels_last_and_other_dtypes_come_back_as_they_were(tmp_path):
     assert torch.equal(back.predict(x), ens.predict(x))
 
 
-def test_recurrent_networks_and_second_names_of_parameters(tmp_path):
+def test_round_trip_of_recurrent_networks_and_shared_parameters(tmp_path):
     ens = trained(Recurrent)
     ff.save(ens, tmp_path)
     back = ff.load(tmp_path)
@@ -143,7 +143,7 @@ def test_recurrent_networks_and_second_names_of_parameters(tmp_path):
         assert torch.equal(a.grad, b.grad)
 
 
-def test_unusual_layouts_come_back(tmp_path):
+def test_round_trip_of_unusual_layouts(tmp_path):
     convs = [nn.Conv2d(1, 4, 2).to(memory_format=torch.channels_last) for _ in range(2)]
     convs[0].register_buffer("expanded", torch.arange(4.0).expand(6, 4))
     ens = ff.Ensemble([nn.Sequential(c, nn.Flatten()) for c in convs], nn.LazyLinear(C))
@@ -156,7 +156,7 @@ def test_unusual_layouts_come_back(tmp_path):
     assert torch.equal(back.predict(x), ens.predict(x))
 
 
-def test_what_json_cannot_describe_is_saved_and_filled_into(tmp_path):
+def test_weights_of_modules_that_json_cannot_represent(tmp_path):
     ens = trained(Lambda)
     with pytest.warns(UserWarning, match=r"Saving weights only, because extractors.0.act is a function"):
         ff.save(ens, tmp_path)
@@ -168,7 +168,7 @@ def test_what_json_cannot_describe_is_saved_and_filled_into(tmp_path):
     assert torch.equal(other.predict(X), ens.predict(X))
 
 
-def test_hooks_and_classes_made_at_run_time_are_not_described(tmp_path):
+def test_hooks_and_classes_created_at_run_time_are_not_saved(tmp_path):
     ens = trained()
     ens.extractors[0].register_forward_hook(lambda *_: None)
     with pytest.warns(UserWarning, match="hooks"):
@@ -182,7 +182,7 @@ def test_hooks_and_classes_made_at_run_time_are_not_described(tmp_path):
         ff.load(tmp_path)
 
 
-def test_into_must_fit(tmp_path):
+def test_into_must_have_the_same_architecture(tmp_path):
     ff.save(trained(), tmp_path)
     with pytest.raises(ValueError, match=r"Only .* has a tensor extractors.0.again.bias"):
         ff.load(tmp_path, into=ff.Ensemble([Lambda() for _ in range(3)], nn.Linear(H, C)))
@@ -206,13 +206,13 @@ def index_of(folder: Path) -> dict:
 
 
 def forge(folder: Path, index: dict) -> None:
-    """An altered index with a digest that fits: by malice, not by accident."""
+    """Write a modified index with a matching digest, as an attacker would."""
     index.pop("sha256", None)
     (folder / "ensemble.json").write_text(json.dumps({**index, "sha256": saving._digest(index)}))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
-def test_refuses_truncated_weights(tmp_path, keep):
+def test_truncated_weights_raise(tmp_path, keep):
     ff.save(trained(), tmp_path)
     path = weights_file(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
@@ -220,7 +220,7 @@ def test_refuses_truncated_weights(tmp_path, keep):
         ff.load(tmp_path)
 
 
-def test_refuses_a_flipped_bit_and_a_missing_file(tmp_path):
+def test_a_flipped_bit_and_a_missing_file_raise(tmp_path):
     ff.save(trained(), tmp_path)
     path = weights_file(tmp_path)
     data = bytearray(path.read_bytes())
@@ -233,7 +233,7 @@ def test_refuses_a_flipped_bit_and_a_missing_file(tmp_path):
         ff.load(tmp_path)
 
 
-def test_refuses_foreign_and_truncated_json(tmp_path):
+def test_json_of_other_programs_and_truncated_json_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no saved ensemble"):
         ff.load(tmp_path / "nowhere")
     ff.save(trained(), tmp_path)
@@ -267,14 +267,14 @@ def test_refuses_foreign_and_truncated_json(tmp_path):
         {"modules": []},
     ],
 )
-def test_refuses_a_forged_index(tmp_path, change):
+def test_a_forged_index_raises(tmp_path, change):
     ff.save(trained(), tmp_path)
     forge(tmp_path, {**index_of(tmp_path), **change})
     with pytest.raises(ValueError, match="modified after saving"):
         ff.load(tmp_path)
 
 
-def test_runs_no_code_from_the_file(tmp_path):
+def test_no_code_of_the_file_is_executed(tmp_path):
     ens = trained()
     ff.save(ens, tmp_path)
     text = (tmp_path / "ensemble.json").read_text()
@@ -404,7 +404,7 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_other_files_in_the_folder_stay(tmp_path):
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
     for name in ("weights-best.safetensors", ".mine.partial", "notes.txt"):
         (tmp_path / name).write_text("mine")
     for _ in range(2):
@@ -412,14 +412,14 @@ def test_other_files_in_the_folder_stay(tmp_path):
     for name in ("weights-best.safetensors", ".mine.partial", "notes.txt"):
         assert (tmp_path / name).read_text() == "mine"
     left = tmp_path / f".featureflock-{'0' * 32}.partial"
-    left.write_text("of a save that was killed")
+    left.write_text("of a killed save")
     os.utime(left, (0, 0))
     ff.save(trained(), tmp_path)
     assert not left.exists()
     assert len([p for p in tmp_path.iterdir() if saving._WEIGHTS.fullmatch(p.name)]) == 1
 
 
-def test_several_may_save_at_once(tmp_path):
+def test_concurrent_saves(tmp_path):
     ensembles = [trained(own_heads=own) for own in (False, True)]
 
     def save_often(ens):
@@ -431,7 +431,7 @@ def test_several_may_save_at_once(tmp_path):
     assert any(torch.equal(ff.load(tmp_path).predict(X), ens.predict(X)) for ens in ensembles)
 
 
-def test_says_what_cannot_be_saved(tmp_path):
+def test_ensembles_that_cannot_be_saved_raise(tmp_path):
     with pytest.raises(TypeError, match="takes an Ensemble; got Linear"):
         ff.save(nn.Linear(2, 3), tmp_path)
     (tmp_path / "file").write_text("")
