@@ -259,7 +259,7 @@ def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, te
         ["two-view-digits", "--data", "dominoes", "--members", "2", "--epochs", "1", "--subset", "40", "--out", "run"]
     )
     found = evaluate_runs(["run"], EvaluationProtocol(corruptions=(), ood=(), maps=0))
-    assert [s.name for s in found.results.test_sets] == ["clean", "digit", "picture"]
+    assert [s.name for s in found.results.test_sets] == ["clean", "digit", "image"]
     assert "digit_share" in found.results.runs[0].summary
 
 

@@ -150,7 +150,7 @@ def test_every_study_runs_at_the_smallest_scale(name, shared_runs):
         expected_keys = {column for column in study.columns if row["members"] > 1 or column not in NEED_PAIRS}
         expected_keys -= {column for column in expected_keys if column[-1] in "234"}  # smoke tests severities 1 and 5
         if name == "dominoes":  # two-view digits at this scale, whose views have other names
-            expected_keys -= {column for column in expected_keys if "digit" in column or "picture" in column}
+            expected_keys -= {column for column in expected_keys if "digit" in column or "image" in column}
         assert row["ours"].keys() == expected_keys
         for key, value in row["ours"].items():
             assert 0 <= value["mean"] <= (20 if "nll" in key else 2 if key == "covered_views" else 1)
