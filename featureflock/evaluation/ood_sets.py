@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.data import EpochKey, ExampleReader, StreamedExamples, TensorExamples
+from featureflock.data import EpochKey, ExampleReader, Stream, StreamedExamples, TensorExamples
 from featureflock.data.image_files import ImageFiles
 from featureflock.evaluation.images import Bytes, to_rgb
 
 _GREY = (0.299, 0.587, 0.114)
-_NOISE = 0x401
-"""Random stream of the noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +64,7 @@ class NoiseImages:
     shape: tuple[int, ...]
 
     def __call__(self, index: int) -> Bytes:
-        noise: Bytes = np.random.default_rng((_NOISE, index)).integers(0, 256, self.shape, dtype=np.uint8)
+        noise: Bytes = np.random.default_rng((Stream.OOD_NOISE, index)).integers(0, 256, self.shape, dtype=np.uint8)
         return noise
 
 

@@ -22,7 +22,7 @@ from featureflock.corruptions import (
 )
 from featureflock.corruptions.files import CorruptedSet, read_manifest
 from featureflock.corruptions.generate import ALGORITHM
-from featureflock.data import DataSet, Examples, Splits, StreamedExamples, TensorExamples, View, only_view
+from featureflock.data import DataSet, Examples, Splits, Stream, StreamedExamples, TensorExamples, View, only_view
 from featureflock.data.examples import stratified_split
 from featureflock.data.image_files import ImageFiles, read_classes
 from featureflock.data.sources.cache import cache_folder, load, look_up
@@ -36,8 +36,6 @@ Log = Callable[[str], None]
 NOISE = "noise"
 _SEED = 0
 """Seed of the choice of examples, and of corruptions generated during the evaluation."""
-_CHOICE = 3
-"""Random stream of the choice of examples, as in data/sets/sets.py."""
 _MAX_OOD = 10_000
 
 
@@ -209,7 +207,7 @@ def out_of_distribution(splits: Splits, data: DataSet, protocol: EvaluationProto
         inputs = StreamedExamples(
             reader, torch.zeros(reader.count, dtype=torch.int64), normalisation=test.normalisation
         )
-        positions = stratified_split(inputs, min(count, len(inputs)), _SEED, _CHOICE)[0]
+        positions = stratified_split(inputs, min(count, len(inputs)), _SEED, Stream.TEST_SUBSET)[0]
         yield EvaluationSet("ood", label, inputs.identity(), positions, inputs.select)
 
 
@@ -241,7 +239,7 @@ def _choose(examples: Examples, count: int | None) -> Tensor:
         return torch.arange(len(examples))
     if count > len(examples):
         raise ValueError(f"examples must be at most {len(examples)}, the size of the test set; got {count}.")
-    return stratified_split(examples, count, _SEED, _CHOICE)[0]
+    return stratified_split(examples, count, _SEED, Stream.TEST_SUBSET)[0]
 
 
 def _imagenet_c(
