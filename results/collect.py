@@ -38,7 +38,7 @@ def study(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
     for baseline in baselines:
         compared.append(baseline)
         others = {title: by_seed for title, by_seed in values.items() if title not in compared}
-        against[baseline] = {title: paired_differences(own, values[baseline]) for title, own in others.items()}
+        against[baseline] = {title: _differences(own, values[baseline]) for title, own in others.items()}
     return {**results, "against": against}
 
 
@@ -52,7 +52,7 @@ def evaluation(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
     summaries = {run["name"]: (run["seed"], run["summary"]) for run in results["runs"]}
     by_seed = {group["title"]: dict(summaries[run] for run in group["runs"]) for group in results["groups"]}
     compared = [
-        {**group, "baseline": baseline, "differences": paired_differences(by_seed[group["title"]], by_seed[baseline])}
+        {**group, "baseline": baseline, "differences": _differences(by_seed[group["title"]], by_seed[baseline])}
         for group in results["groups"]
         if group["method"] == "feature-WGD"
     ]
@@ -83,6 +83,10 @@ def searches(sources: list[dict[str, Any]]) -> dict[str, Any]:
             for row in sorted(results["rows"], key=lambda row: bool(row.get("differences")))
         ]
     return {"rows": rows, "provenance": provenance()}
+
+
+def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    return {key: difference._asdict() for key, difference in paired_differences(ours, theirs).items()}
 
 
 def main() -> None:
