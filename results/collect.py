@@ -31,8 +31,9 @@ SEARCH_METRICS = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagre
 def study(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
     """The study with the differences of its rows vs each baseline; pairs that were compared before are left out."""
     values: dict[str, dict[int, dict[str, float]]] = {}
+    keys = dict.fromkeys(key for row in results["rows"] for key in row["ours"])
     for run in results["runs"]:
-        shown = {key: run["numbers"][key] for key in results["rows"][0]["ours"]}
+        shown = {key: run["numbers"][key] for key in keys if key in run["numbers"]}
         values.setdefault(run["title"], {})[run["seed"]] = shown
     compared, against = [DeepEnsembles.title], {}
     for baseline in baselines:
