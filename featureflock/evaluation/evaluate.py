@@ -1,7 +1,9 @@
 """Evaluate run folders: compute missing predictions, then metrics, then comparisons.
 
-evaluation = evaluate_runs(["runs/a", "runs/b"], EvaluationProtocol(severities=(3,)))
-evaluation.results.groups[0].metrics["nll"].mean
+    evaluation = evaluate_runs(["runs/a", "runs/b"], EvaluationProtocol(severities=(3,)))
+    evaluation.results.groups[0].metrics["nll"].mean
+
+Predictions are cached in the run folders, so that an interrupted evaluation resumes and nothing is computed twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,8 +102,6 @@ def evaluate_runs(
         compute: device, memory format and execution mode.
         progress: called after each batch.
         log: called with messages for the user.
-
-    Predictions are cached in the run folders, so nothing is computed twice.
     """
     plan = plan_evaluation(folders, protocol, data=data, log=log)
     compute_predictions(plan, compute, progress)

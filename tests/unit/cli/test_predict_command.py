@@ -250,8 +250,10 @@ def test_an_unwritable_figure_is_refused_before_the_work(command, run, image, tm
     assert not (run / "predictions").exists()
 
 
-def test_a_figure_too_large_for_its_format_leaves_no_file(command, run, image, tmp_path):
-    _, err, code = command(run, *[image] * 500, "--explain", "--out", tmp_path / "why.webp")
+def test_a_figure_too_large_for_its_format_leaves_no_file(command, run, image, tmp_path, monkeypatch):
+    """WebP images have at most 16,383 pixels on each side."""
+    monkeypatch.setattr("featureflock.evaluation.cam_figure.CELLS", 4)  # one image in each row
+    _, err, code = command(run, *[image] * 125, "--explain", "--out", tmp_path / "why.webp")
     assert code
     assert "pixels, cannot be written to" in err
     assert "give another --out, such as a .png, or fewer images." in err
