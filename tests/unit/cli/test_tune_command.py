@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from featureflock.cli.tune import Search, choose, main, make_study, reliable_metric
-from featureflock.data import DataSet, Digits, HeldOut, Splits
+from featureflock.data import DATA_SETS, DataSet, Digits, HeldOut, Splits
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.studies import run_study
 from featureflock.training import RECIPES
@@ -43,7 +43,7 @@ class Untouchable(DataSet):
 
 
 def test_the_test_set_is_never_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("featureflock.data.Untouchable", Untouchable, raising=False)
+    monkeypatch.setitem(DATA_SETS._entries, "untouchable", Untouchable)
     recipe = replace(RECIPES["digits-cnn"].recipe, data=Untouchable(), members=2, epochs=1, subset=100)
     study, _ = make_study(recipe, Search(precisions=(1e-3,), held_out=100))
     results = run_study(study, "paper", tmp_path, seeds=1).results
