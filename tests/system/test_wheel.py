@@ -87,11 +87,11 @@ def test_every_command_works_from_the_installed_wheel(environment):
         ["report", "runs/ours", "runs/baseline", *small],
         ["predict", "runs/ours", "image.png", "--json"],
     ]
-    told = json.loads(run([environment / "bin" / "python", "-I", "-c", DRIVER, json.dumps(lines)], work))
-    assert Path(told["package"]).is_relative_to(environment)
-    assert told["editable"] == []
+    report = json.loads(run([environment / "bin" / "python", "-I", "-c", DRIVER, json.dumps(lines)], work))
+    assert Path(report["package"]).is_relative_to(environment)
+    assert report["editable"] == []
     output = {}
-    for words, code, text in told["results"]:
+    for words, code, text in report["results"]:
         assert code == 0, f"{words}: {text}"
         output[tuple(words[:2])] = text
     assert all("featureflock" in output[command, "--help"] for command in COMMANDS)
