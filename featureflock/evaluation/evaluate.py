@@ -7,7 +7,7 @@ Predictions are cached in the run folders, so that an interrupted evaluation res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -81,6 +81,8 @@ class EvaluationPlan:
     """The clean test set first."""
     mapped: dict[MapKind, list[EvaluationSet]]
     """Images whose class activation maps are compared."""
+    titles: dict[str, str] = field(default_factory=dict)
+    """Row titles by run, if they are given."""
 
 
 def evaluate_runs(
@@ -88,6 +90,7 @@ def evaluate_runs(
     protocol: EvaluationProtocol = EvaluationProtocol(),
     *,
     data: DataSet | None = None,
+    titles: Sequence[str] = (),
     compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, task: None,
     log: Log = lambda text: None,
@@ -99,11 +102,13 @@ def evaluate_runs(
             differences vs Deep Ensembles are paired by seed.
         protocol: what to test on.
         data: the data set, if the runs were trained on custom data.
+        titles: row title of each run; by default its method and what tells groups of one method apart.
         compute: device, memory format and execution mode.
         progress: called after each batch.
         log: called with messages for the user.
     """
     plan = plan_evaluation(folders, protocol, data=data, log=log)
+    plan = replace(plan, titles=dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {})
     compute_predictions(plan, compute, progress)
     log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
     names = _names(plan.runs)
@@ -200,7 +205,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
 
 def compare_runs(plan: EvaluationPlan, measured: dict[str, MeasuredRun], log: Log = lambda text: None) -> Evaluation:
     """Results of runs that have been measured; `measured` is by str(run)."""
-    groups = group_runs(plan.runs)
+    groups = group_runs(plan.runs, plan.titles)
     runs = {name: each.result for name, each in measured.items()}
     compared = compare(groups, runs)
     remarks = notes(list(runs.values()), compared, len(plan.test_sets[0].positions))

@@ -1,7 +1,7 @@
 """Trained runs, read from their folders and grouped into those that differ in their seed alone."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,10 +92,11 @@ def read_run(folder: Path | str) -> TrainedRun:
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
-def group_runs(runs: Sequence[TrainedRun]) -> list[RunGroup]:
+def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = None) -> list[RunGroup]:
     """Group runs that differ in their seed alone, in the order in which they were given.
 
-    The title of a group is its method. Groups of the same method get the fields in which they differ as well.
+    The title of a group is its method. Groups of the same method get the fields in which they differ as well. `titles`
+    by run are used instead if they tell all groups apart.
     """
     by_recipe: dict[str, list[TrainedRun]] = {}
     for run in runs:
@@ -105,6 +106,9 @@ def group_runs(runs: Sequence[TrainedRun]) -> list[RunGroup]:
             raise ValueError(f"{twin} and {run} have the same recipe and seed; give only one of them.")
         group.append(run)
     groups = list(by_recipe.values())
+    given = [titles[str(group[0])] for group in groups] if titles else []
+    if len(set(given)) == len(groups):
+        return [RunGroup(title, group) for title, group in zip(given, groups, strict=True)]
     return [RunGroup(_title(group[0], [other[0] for other in groups]), group) for group in groups]
 
 

@@ -21,7 +21,6 @@ import torch
 
 from featureflock.data import DataSet
 from featureflock.evaluation import Evaluation, EvaluationProtocol, RunResult, cache_predictions, evaluate_runs, mean
-from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.evaluate import EvaluationProgress
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.evaluation.statistics import paired_differences
@@ -139,13 +138,21 @@ def run_study(
     unfinished = [run for run in distinct if not run.is_finished]
     if unfinished:
         return StudyStatus(runs, unfinished)
-    by_data: dict[DataSet, list[Path]] = {}
+    by_data: dict[DataSet, list[StudyRun]] = {}
     for run in distinct:
-        by_data.setdefault(run.recipe.data, []).append(run.folder)
+        by_data.setdefault(run.recipe.data, []).append(run)
     evaluations = tuple(
-        evaluate_runs(folders, protocol, compute=compute, progress=progress, log=log) for folders in by_data.values()
+        evaluate_runs(
+            [run.folder for run in group],
+            protocol,
+            titles=[run.row.title for run in group],
+            compute=compute,
+            progress=progress,
+            log=log,
+        )
+        for group in by_data.values()
     )
-    folders = [path for paths in by_data.values() for path in paths]
+    folders = [run.folder for group in by_data.values() for run in group]
     entries = [entry for evaluation in evaluations for entry in evaluation.results.runs]
     measured = dict(zip(folders, entries, strict=True))
     results = {
@@ -205,7 +212,8 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
         entry, key = measured[run.folder], _row_key(run)
         found = _scores(entry, run.size)
         scores.setdefault(key, {})[run.recipe.seed] = {name: found[name] for name in study.columns if name in found}
-        unreliable.setdefault(key, set()).update(name for name in study.columns if _at_bound(entry, name))
+        calibrated = [name for name in study.columns if find_metric(name).uncalibrated]
+        unreliable.setdefault(key, set()).update(name for name in calibrated if entry.temperature_at_bound(name))
     rows = []
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
     for run in first_seed:
@@ -225,15 +233,6 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
             row["differences"] = {name: difference._asdict() for name, difference in differences.items()}
         rows.append(row)
     return rows
-
-
-def _at_bound(entry: RunResult, key: str) -> bool:
-    """Whether a calibrated metric depends on the bound of the temperature, because a fitted temperature is at it."""
-    if not find_metric(key).uncalibrated:
-        return False
-    corrupted = [part for by_severity in entry.corrupted.values() for part in by_severity.values()]
-    sets = corrupted if "corrupted" in key else [entry.clean]
-    return any(temperature in BOUNDS for part in sets for temperature in part.temperatures)
 
 
 def _row_key(run: StudyRun) -> str:

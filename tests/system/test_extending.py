@@ -52,7 +52,8 @@ def test_components_of_a_plug_in_work_on_the_command_line(tmp_path):
     output = done.stdout
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert "Laplace" in json.dumps(recipe)
-    assert "resum" in output.lower()
+    starts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert [start["from_step"] for start in starts] == [0, 8]  # 4 steps in each of 3 epochs; the last one is repeated
     evaluated = output.partition("$ evaluate")[2].partition("$ tune")[0]
     assert "smoothed MAP" in evaluated
     assert re.search(r"Worst member, % ↑ +\d", evaluated)

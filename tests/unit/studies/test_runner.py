@@ -191,6 +191,20 @@ def test_differences_are_paired_by_seed_with_deep_ensembles_of_the_same_size(tmp
     assert small["differences"]["nll"]["mean"] == pytest.approx(difference)
 
 
+def test_pages_show_the_titles_of_the_rows(shared_runs):
+    """Where these tell the rows apart: "feature-WGD" with four sizes gets what differs instead."""
+    (evaluation,) = run_study(STUDIES["text-vs-code"], "smoke", shared_runs, seeds=1).evaluations
+    assert [group.title for group in evaluation.results.groups][:3] == [
+        "Deep Ensembles",
+        "no repulsion",
+        "dominant, median",
+    ]
+    (evaluation,) = run_study(STUDIES["ensemble-size"], "smoke", shared_runs, seeds=1).evaluations
+    titles = [group.title for group in evaluation.results.groups]
+    assert "feature-WGD (members 2)" in titles
+    assert len(set(titles)) == len(titles)
+
+
 def test_scores_by_severity_are_means_over_corruptions(shared_runs):
     status = run_study(STUDIES["severity"], "smoke", shared_runs, seeds=1)
     run = status.evaluations[0].results.runs[0]
