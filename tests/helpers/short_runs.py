@@ -1,4 +1,4 @@
-"""A short run, and what tests want to know of runs."""
+"""A recipe that trains in a fraction of a second, all methods, and helpers to inspect runs."""
 
 import torch
 
@@ -20,7 +20,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-class Remember(Reporter):
+class RecordingReporter(Reporter):
     def __init__(self):
         self.notes, self.lines, self.plan, self.closed, self.steps = [], [], None, 0, []
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from helpers.short_runs import SHORT
 from torch.testing import assert_close
-from unit.models.test_models import every_way, images, make
+from unit.models.test_models import every_quick, images, make
 
 from featureflock.models import MLPConfig
 from featureflock.training import ComputeConfig, train
 
 
-@every_way
+@every_quick
 def test_compiles_in_one_graph(arch):
     extractor, x = make(arch), images()
     torch._dynamo.reset()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.meshes import command, finish, start
-from helpers.short_runs import SHORT, Remember, same, weights
+from helpers.short_runs import SHORT, RecordingReporter, same, weights
 from torch.testing import assert_close
 
 from featureflock.distributed import failures
@@ -125,7 +125,7 @@ def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path):
 def resume(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None:
     """Train on this mesh until Ctrl-C comes in a step."""
 
-    class Interrupt(Remember):
+    class Interrupt(RecordingReporter):
         def step(self, step, averages):
             if step == stop_after:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -157,7 +157,7 @@ def test_a_checkpoint_can_be_resumed_on_another_mesh(tmp_path):
 
 
 def test_a_restart_before_the_first_checkpoint_starts_from_the_beginning(tmp_path, monkeypatch):
-    class Killed(Remember):
+    class Killed(RecordingReporter):
         def step(self, step, averages):
             raise MemoryError
 
@@ -167,7 +167,7 @@ def test_a_restart_before_the_first_checkpoint_starts_from_the_beginning(tmp_pat
     with pytest.raises(ValueError, match="already contains a run"):
         train(SHORT, tmp_path / "run")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    reporter = Remember()
+    reporter = RecordingReporter()
     train(SHORT, tmp_path / "run", reporter=reporter)
     assert reporter.notes[0] == "There is no checkpoint yet; starting from the beginning."
 

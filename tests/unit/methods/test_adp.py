@@ -1,4 +1,4 @@
-"""ADP against the formula written out, finite differences, and the two limits that are known in closed form."""
+"""ADP against its formula, finite differences, and two limits in closed form."""
 
 import math
 
@@ -22,9 +22,9 @@ def members(dtype=torch.float64, scale: float = 1.0) -> tuple[torch.Tensor, torc
 
 
 def as_ensemble(logits: torch.Tensor) -> ff.Ensemble:
-    """An ensemble whose members give these logits, for any input."""
+    """An ensemble whose members return these logits for any input."""
 
-    class Given(nn.Module):
+    class Constant(nn.Module):
         def __init__(self, values):
             super().__init__()
             self.values = nn.Parameter(values.detach().clone())
@@ -32,7 +32,7 @@ def as_ensemble(logits: torch.Tensor) -> ff.Ensemble:
         def forward(self, x):
             return self.values
 
-    return ff.Ensemble([Given(each) for each in logits], [nn.Identity() for _ in logits])
+    return ff.Ensemble([Constant(each) for each in logits], [nn.Identity() for _ in logits])
 
 
 def naive(logits: torch.Tensor, y: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
@@ -50,7 +50,7 @@ def naive(logits: torch.Tensor, y: torch.Tensor, alpha: float, beta: float) -> t
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.5), (0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
-def test_the_loss_and_its_gradient_are_the_formulas(alpha, beta):
+def test_the_loss_and_its_gradient_follow_the_formula(alpha, beta):
     logits, y = members()
     ens = as_ensemble(logits)
     loss = ADP(alpha, beta).loss(ens, torch.empty(B, 1), y).loss
@@ -61,14 +61,14 @@ def test_the_loss_and_its_gradient_are_the_formulas(alpha, beta):
     assert_close(torch.stack([e.values.grad for e in ens.extractors]), gradient)
 
 
-def test_defaults_are_the_authors_and_without_diversity_it_is_deep_ensembles():
+def test_defaults_are_the_authors_and_zero_weights_give_deep_ensembles():
     assert (ADP().alpha, ADP().beta) == (2.0, 0.5)
     logits, y = members()
     plain = sum(F.cross_entropy(each, y) for each in logits)
     assert_close(ADP(0.0, 0.0).loss(as_ensemble(logits), torch.empty(B, 1), y).loss, plain)
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_match_finite_differences():
     logits, y = members()
     assert torch.autograd.gradcheck(mean_entropy, logits)
     assert torch.autograd.gradcheck(lambda z: log_volume(z, y), logits)
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_finite_differences():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_identical_members_are_the_known_limit(dtype):
+def test_identical_members_give_the_closed_form(dtype):
     logits, y = members(dtype)
     same = logits[:1].expand(N, -1, -1).detach().clone().requires_grad_()
     expected = math.log(N + 1e-6) + (N - 1) * math.log(1e-6)
@@ -87,7 +87,7 @@ def test_identical_members_are_the_known_limit(dtype):
     assert torch.isfinite(same.grad).all()
 
 
-def test_orthogonal_predictions_are_the_other_limit():
+def test_orthogonal_predictions_give_the_closed_form():
     y = torch.zeros(B, dtype=torch.long)
     logits = torch.full((N, B, C), -1e4)
     for i in range(N):
@@ -101,7 +101,7 @@ def test_orthogonal_predictions_are_the_other_limit():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_a_member_gives_to_the_right_class_does_not_matter_to_the_volume(dtype):
+def test_the_volume_does_not_depend_on_the_true_class(dtype):
     logits, y = members(dtype)
     certain = logits.detach().clone()
     certain[0, torch.arange(B), y] += 500  # in float64, too, all other probabilities are now zero
@@ -114,7 +114,7 @@ def test_what_a_member_gives_to_the_right_class_does_not_matter_to_the_volume(dt
     assert (gradient[:, torch.arange(B), y] == 0).all()
 
 
-def test_all_certain_and_all_wrong_gives_finite_gradients():
+def test_extreme_logits_give_finite_gradients():
     y = torch.zeros(B, dtype=torch.long)
     for winner in (0, 1):
         ens = as_ensemble(torch.zeros(N, B, C).index_fill(2, torch.tensor([winner]), 1e4))
@@ -124,8 +124,8 @@ def test_all_certain_and_all_wrong_gives_finite_gradients():
         assert all(torch.isfinite(e.values.grad).all() for e in ens.extractors)
 
 
-def test_a_class_that_is_ruled_out_counts_for_nothing():
-    """A logit of −∞, as masks give it."""
+def test_a_masked_class_has_no_effect():
+    """A logit of −∞."""
     logits, y = members()
     with torch.no_grad():
         logits[:, torch.arange(B), (y + 1) % C] = -math.inf
@@ -145,7 +145,7 @@ def test_more_members_than_wrong_classes_and_one_member_are_allowed():
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_weights_that_make_no_sense_are_refused(value):
+def test_invalid_weights_are_refused(value):
     with pytest.raises(ValueError, match="alpha must be a finite number of at least 0"):
         ADP(alpha=value)
     with pytest.raises(ValueError, match="beta must be a finite number of at least 0"):

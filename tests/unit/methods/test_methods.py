@@ -1,4 +1,4 @@
-"""The methods: what they build, what they minimise, and that Deep Ensembles members are what training alone gives."""
+"""Methods: what they build and minimise, and the equality of Deep Ensembles members with networks trained alone."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def build(method, members: int = 4, **options) -> ff.Ensemble:
     return method.build(make_extractor, make_head, members=members, train_size=POINTS, **options)
 
 
-def test_deep_ensembles_members_are_what_training_each_alone_gives():
+def test_members_of_deep_ensembles_equal_networks_trained_alone():
     seed = 3
     ens = fit(DeepEnsembles(), build(DeepEnsembles(), seed=seed))
     x, y = data()
@@ -77,7 +77,7 @@ def test_all_methods_start_from_the_same_members():
     assert not torch.equal(build(FeatureWGD(), seed=8).eval().features(x)[0], reference[0])
 
 
-def test_building_leaves_the_global_random_numbers_alone():
+def test_build_does_not_change_the_global_random_state():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_building_leaves_the_global_random_numbers_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_those_of_the_paper():
     assert FeatureWGD() == FeatureWGD(ff.Cauchy(1e-3), ff.RBF("median"), 5, "dominant", ff.WGD())
     assert (FunctionWGD().prior, FunctionWGD().rank) == (ff.Cauchy(1e-6), 5)
     assert (WeightWGD().prior, WeightWGD().rank) == (ff.Normal(1e-3), 5)
@@ -105,7 +105,7 @@ def test_rank_is_at_most_the_number_of_members(members, rank):
     assert build(FeatureWGD(rank=None), members).layer.rank is None
 
 
-def test_where_the_layer_sits():
+def test_position_of_the_particle_layer():
     feature, function, weight = (build(m) for m in (FeatureWGD(), FunctionWGD(), WeightWGD()))
     assert isinstance(feature.head, nn.Linear)
     assert isinstance(function.head, nn.ModuleList)
@@ -132,8 +132,8 @@ def test_function_wgd_repels_logits():
         assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_without_prior_and_repulsion_members_move_as_in_deep_ensembles():
-    """FeatureMAP with a uniform prior: own gradients as if alone, the head that of the mean."""
+def test_without_prior_and_repulsion_extractors_get_the_gradients_of_deep_ensembles():
+    """FeatureMAP with a uniform prior: extractors as if trained alone, the shared head with the mean gradient."""
     method = FeatureMAP(ff.Uniform())
     ens = build(method)
     x, y = data()
@@ -162,17 +162,17 @@ def test_every_method_learns(method):
 
 
 def test_repulsion_keeps_features_apart():
-    """The same members with and without repulsion, long enough to have fitted the data."""
+    """The same members with and without repulsion, trained until they fit the data."""
 
     def spread(method) -> float:
-        h = fit(method, build(method, seed=1), epochs=150).eval().features(data()[0]).detach().flatten(1)
+        h = fit(method, build(method, seed=1), epochs=100).eval().features(data()[0]).detach().flatten(1)
         return float(torch.pdist(h).mean() / h.norm(dim=1).mean())
 
     prior = ff.Cauchy(1e-2)
     assert spread(FeatureWGD(prior)) > 1.1 * spread(FeatureMAP(prior))
 
 
-def test_says_what_is_wrong():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="needs train_size"):
         WeightWGD().build(make_extractor, make_head, members=3)
     with pytest.raises(ValueError, match="Single trains one network"):

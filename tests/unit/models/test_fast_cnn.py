@@ -16,8 +16,8 @@ from featureflock.training import RECIPES, train
 from featureflock.training.build import build
 
 
-def pictures(count: int = 250, channels: int = 3) -> torch.Tensor:
-    """Neighbours and channels that are alike, with a mean that is not 0."""
+def correlated_images(count: int = 250, channels: int = 3) -> torch.Tensor:
+    """Images with correlated pixels and channels and a non-zero mean."""
     x = torch.randn(count, 1 + channels, 12, 14, generator=torch.Generator().manual_seed(0))
     smooth, noise = F.avg_pool2d(x[:, :1], 3, 1), x[:, 1:, 1:-1, 1:-1]
     return (smooth + 0.2 * noise) * torch.arange(1, channels + 1).view(-1, 1, 1) + 0.5
@@ -29,15 +29,15 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def patches(x: torch.Tensor) -> np.ndarray:
-    """All 2×2 patches, cut out one by one: (P, how many)."""
+    """All 2×2 patches, one by one: (P, number of patches)."""
     height, width = x.shape[-2:]
     cut = [x[..., i : i + 2, j : j + 2].flatten(1) for i in range(height - 1) for j in range(width - 1)]
     return torch.cat(cut).double().numpy().T
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_moments_are_those_of_all_patches(channels):
-    x = pictures(channels=channels)
+def test_moments_are_computed_over_all_patches(channels):
+    x = correlated_images(channels=channels)
     mean, cov = patch_moments(x)
     assert_close(mean.numpy(), patches(x).mean(1))
     assert_close(cov.numpy(), np.cov(patches(x), bias=True))
@@ -45,8 +45,8 @@ def test_moments_are_those_of_all_patches(channels):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_whitened_patches_have_covariance_one_and_mean_zero(channels):
-    """But for ε: a direction of variance λ keeps λ / (λ + ε), with ε = 5e-4 of the mean variance."""
-    x, net = pictures(channels=channels), FastCNN((8,), channels).double()
+    """Up to ε: a direction of variance λ has λ / (λ + ε) afterwards, with ε = 5e-4 of the mean variance."""
+    x, net = correlated_images(channels=channels), FastCNN((8,), channels).double()
     net.fit(x.double())
     out = net.whitening(x.double()).detach()
     size = 4 * channels
@@ -60,7 +60,7 @@ def test_whitened_patches_have_covariance_one_and_mean_zero(channels):
 
 
 def test_whitening_does_not_depend_on_units_order_or_seed():
-    x = pictures()
+    x = correlated_images()
     outputs = []
     for seen, seed in ((x, 0), (x.flip(0), 1), (100 * x - 30, 2)):
         torch.manual_seed(seed)
@@ -71,20 +71,20 @@ def test_whitening_does_not_depend_on_units_order_or_seed():
     assert_close(outputs[2], outputs[0], atol=1e-2, rtol=1e-2)
 
 
-def test_pictures_of_one_colour_give_finite_numbers():
+def test_images_of_a_single_colour_give_finite_weights():
     net = FastCNN((8,), 1)
     net.fit(torch.full((5, 1, 4, 4), 0.25))
     assert_close(net.whitening(torch.full((1, 1, 4, 4), 0.25)), torch.zeros(1, 8, 3, 3), atol=1e-5, rtol=0)
 
 
-def test_before_it_has_seen_pictures_it_takes_pixels_as_they_are():
-    x = pictures(3)
+def test_whitening_is_the_identity_before_fit():
+    x = correlated_images(3)
     out = FastCNN().whitening(x)
     assert torch.equal(out[:, 0], x[:, 0, :-1, :-1])
     assert torch.equal(out[:, 12 + 11], -x[:, 2, 1:, 1:])
 
 
-def test_a_stage_is_its_equation_and_starts_by_handing_its_inputs_on():
+def test_a_stage_computes_its_equation_and_initially_passes_its_inputs_through():
     net = FastCNN((32, 40)).double().eval()
     x = torch.rand(2, 24, 7, 9, dtype=torch.float64)
     stage = net.stages[0]
@@ -95,19 +95,19 @@ def test_a_stage_is_its_equation_and_starts_by_handing_its_inputs_on():
         bn.eps = 0.0
     assert_close(stage(x)[:, :24], gelu(gelu(F.max_pool2d(x, 2))))
     assert Stage(4, 6)(torch.rand(3, 4, 1, 5)).shape == (3, 6, 1, 5)  # nothing is left to pool
-    features = net.stages(gelu(net.whitening(pictures(2).double()))).flatten(2).max(-1).values / 8
-    assert_close(net(pictures(2).double()), features)
+    features = net.stages(gelu(net.whitening(correlated_images(2).double()))).flatten(2).max(-1).values / 8
+    assert_close(net(correlated_images(2).double()), features)
 
 
 @pytest.mark.parametrize(
     ("widths", "shape"), [((32, 64, 128), (3, 32, 32)), ((8, 16, 24, 32), (1, 8, 16)), ((8,), (2, 2, 2))], ids=str
 )
-def test_features_have_the_size_that_it_says(widths, shape):
+def test_features_have_the_size_feature_dim(widths, shape):
     extractor = FastCNNConfig(widths).extractor(shape)
     assert extractor(torch.randn(4, *shape)).shape == (4, extractor.feature_dim) == (4, widths[-1])
 
 
-def test_a_run_whitens_by_its_training_pictures_and_all_members_alike():
+def test_all_members_are_whitened_by_the_same_training_images():
     recipe = replace(SHORT, model=FastCNNConfig((8, 16)), subset=None)
     splits = recipe.data.load()
     ens, other = build(recipe, splits), build(replace(recipe, seed=1, members=2), splits)
@@ -122,8 +122,8 @@ def test_a_run_whitens_by_its_training_pictures_and_all_members_alike():
     assert_close(w @ cov @ w.T, torch.eye(4, dtype=torch.float64), atol=0.1, rtol=0)  # of 1,000 of the 1,200 scans
 
 
-def test_what_it_sees_of_the_data_is_not_augmented():
-    x, y = (pictures(40) * 10).clamp(0, 255).to(torch.uint8), torch.arange(40) % 3
+def test_whitening_uses_images_without_augmentation():
+    x, y = (correlated_images(40) * 10).clamp(0, 255).to(torch.uint8), torch.arange(40) % 3
     plain, augmented = (
         build(replace(SHORT, data=CustomData((x, y), (x, y), padding=p, flip=p > 0), model=FastCNNConfig((8,))), splits)
         for p in (0, 3)
@@ -132,7 +132,7 @@ def test_what_it_sees_of_the_data_is_not_augmented():
     assert torch.equal(plain.extractors[0].whitening.weight, augmented.extractors[0].whitening.weight)
 
 
-def test_it_trains_and_its_whitening_stays(tmp_path):
+def test_training_does_not_change_the_whitening(tmp_path):
     recipe = replace(SHORT, data=Digits(), model=FastCNNConfig((8, 16)), members=2, epochs=8, schedule="one-cycle")
     result = train(recipe, tmp_path / "run")
     fresh = build(recipe, recipe.data.load().split(subset=recipe.subset))
@@ -144,8 +144,8 @@ def test_it_trains_and_its_whitening_stays(tmp_path):
     assert same(trained, weights(tmp_path / "again"))
 
 
-def test_the_recipe_is_within_its_budget():
-    """Five members, forward and backward, in at most 3e14 floating-point operations."""
+def test_the_recipe_stays_within_its_flop_budget():
+    """Five members, forward and backward, take at most 3e14 FLOPs."""
     from torch.utils.flop_counter import FlopCounterMode
 
     recipe = RECIPES["cifar10-fast"].recipe

@@ -1,4 +1,4 @@
-"""Extractors: the published sizes, initial weights and wiring, and that they run in every way an ensemble runs them."""
+"""Extractors: published sizes, initial weights, architecture, and every execution mode of an ensemble."""
 
 import dataclasses
 import itertools
@@ -48,8 +48,8 @@ def make(arch: models.ModelConfig, seed: int = 0) -> nn.Module:
     return arch.extractor(SHAPE)
 
 
-def disturb(module: nn.Module) -> None:
-    """BatchNorm with weights and statistics that are not those it starts with."""
+def randomise_batchnorm(module: nn.Module) -> None:
+    """Give BatchNorm weights and statistics that differ from the initial ones."""
     for m in module.modules():
         if isinstance(m, nn.BatchNorm2d):
             for tensor in (m.weight, m.bias, m.running_mean, m.running_var):
@@ -107,7 +107,7 @@ def test_has_the_published_number_of_parameters(arch, classes, count):
     ],
     ids=str,
 )
-def test_features_have_the_size_that_it_says_and_are_rectified(arch, shape, features):
+def test_features_have_the_size_feature_dim_and_are_non_negative(arch, shape, features):
     extractor = arch.extractor(shape)
     with torch.no_grad():
         h = extractor.train()(images(2, shape))
@@ -126,7 +126,7 @@ def test_features_have_the_size_that_it_says_and_are_rectified(arch, shape, feat
     ],
     ids=str,
 )
-def test_halves_the_maps_where_the_papers_do(arch, size, maps):
+def test_feature_maps_are_halved_where_the_papers_halve_them(arch, size, maps):
     with torch.device("meta"):
         extractor, sizes = arch.extractor((3, size, size)), []
         for block in extractor.blocks:
@@ -138,8 +138,8 @@ def test_halves_the_maps_where_the_papers_do(arch, size, maps):
 @pytest.mark.parametrize(
     "arch", [WideResNetConfig(), CifarResNetConfig(20), ResNetConfig(50), MLPConfig((512, 256)), CNNConfig()], ids=str
 )
-def test_weights_are_drawn_as_he_et_al_say(arch):
-    """Of a normal sample of size N, mean, std and kurtosis are off by std/√N, std/√2N and √(24/N)."""
+def test_initial_weights_follow_he_et_al(arch):
+    """The standard errors of mean, std and kurtosis of a normal sample of size N are std/√N, std/√2N and √(24/N)."""
     extractor = make(arch)
     for m in [*extractor.modules(), linear_head(extractor.feature_dim, 100)]:
         if isinstance(m, nn.Conv2d | nn.Linear):
@@ -155,7 +155,7 @@ def test_weights_are_drawn_as_he_et_al_say(arch):
 
 
 @every_small
-def test_no_weight_is_left_as_pytorch_made_it(arch, monkeypatch):
+def test_no_weight_has_the_default_initialisation_of_pytorch(arch, monkeypatch):
     def spoil(m):
         for p in m.parameters(recurse=False):
             nn.init.constant_(p, math.nan)
@@ -170,7 +170,7 @@ def test_no_weight_is_left_as_pytorch_made_it(arch, monkeypatch):
     assert not torch.equal(a, b)
 
 
-def test_a_perceptron_keeps_the_second_moment_through_depth():
+def test_an_mlp_preserves_the_second_moment_through_depth():
     """He et al. (2015), eq. (9): E[y_l²] = ½ n Var[w] E[y_{l−1}²], so 2/n gives a ratio of exactly 1 in expectation.
 
     One ratio of a layer of n units is off by √(5/n), as E[relu(y)⁴] = 3/2 for a normal y; there are 4·19 of them.
@@ -215,10 +215,10 @@ def test_the_residual_stream_grows_linearly_within_a_group():
         assert_close(row.diff().mean(), step, atol=4 * noise / math.sqrt(blocks - 1), rtol=0)
 
 
-def test_a_wide_block_is_its_equation():
+def test_a_wide_block_computes_its_equation():
     for inputs, outputs, stride in ((6, 6, 1), (6, 8, 1), (6, 6, 2)):
         block = PreactivationBlock(inputs, outputs, stride, dropout=0.5).double().eval()
-        disturb(block)
+        randomise_batchnorm(block)
         x = images(2, (inputs, 8, 8), torch.float64)
         a = block.bn1(x).clamp_min(0)
         branch = F.conv2d(a, block.conv1.weight, stride=stride, padding=1)
@@ -230,7 +230,7 @@ def test_a_wide_block_is_its_equation():
             assert torch.equal(block(x), x)
 
 
-def test_the_shortcuts_of_cifar_resnet_subsample_and_add_zeros():
+def test_shortcuts_of_cifar_resnet_subsample_and_add_zeros():
     extractor = make(CifarResNetConfig(14)).eval()
     for block in extractor.blocks:
         nn.init.zeros_(block.bn2.weight)
@@ -241,9 +241,9 @@ def test_the_shortcuts_of_cifar_resnet_subsample_and_add_zeros():
 
 
 @pytest.mark.parametrize("block", [BasicBlock(6, 6, 1), BasicBlock(6, 8, 2), Bottleneck(8, 2, 1), Bottleneck(6, 2, 2)])
-def test_a_block_is_its_equation(block):
+def test_a_block_computes_its_equation(block):
     block = block.double().eval()
-    disturb(block)
+    randomise_batchnorm(block)
     x = images(2, (block.conv1.in_channels, 8, 8), torch.float64)
     last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
     h = block.bn2(block.conv2(block.bn1(block.conv1(x)).clamp_min(0)))
@@ -256,14 +256,14 @@ def test_a_block_is_its_equation(block):
 
 
 def test_every_pixel_reaches_a_bottleneck_with_stride():
-    """The stride is in the 3×3 convolution; in the 1×1 before it, three pixels in four would be lost."""
+    """The stride is in the 3×3 convolution; in the first 1×1, three of four pixels would be ignored."""
     block = Bottleneck(6, 4, 2).eval()
     x = images(2, (6, 8, 8)).requires_grad_()
     block.bn3(block.conv3(block.bn2(block.conv2(block.bn1(block.conv1(x)))))).square().sum().backward()
     assert (x.grad.abs().sum((0, 1)) > 0).all()
 
 
-def test_drops_activations_between_the_convolutions_in_training_only():
+def test_dropout_acts_between_the_convolutions_in_training_only():
     drop, x = 0.4, images(8)
     with_dropout, without = make(WideResNetConfig(10, 2, drop)), make(WideResNetConfig(10, 2))
     seen = []
@@ -285,7 +285,7 @@ def test_gradients_reach_every_parameter(arch):
 
 
 class SmallResNet(nn.Module):
-    """What a ResNet is made of, but with few channels: these tests run it many times."""
+    """The blocks of a ResNet with few channels, for speed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ QUICK = [
     CNNConfig(4),
     FastCNNConfig((32, 40)),
 ]
-every_way = pytest.mark.parametrize("arch", QUICK, ids=lambda a: type(a).__name__)
+every_quick = pytest.mark.parametrize("arch", QUICK, ids=lambda a: type(a).__name__)
 
 
 def ensemble(arch: models.ModelConfig, dtype: torch.dtype = torch.float32) -> ff.Ensemble:
@@ -319,8 +319,8 @@ def ensemble(arch: models.ModelConfig, dtype: torch.dtype = torch.float32) -> ff
     return ff.Ensemble(extractors, linear_head(extractors[0].feature_dim, 5), ff.ParticleLayer(rank=2)).to(dtype)
 
 
-@every_way
-def test_vectorised_is_as_sequential(arch):
+@every_quick
+def test_vectorised_execution_equals_sequential(arch):
     results = []
     for execution in ("sequential", "vectorised"):
         ens = ensemble(arch, torch.float64)
@@ -333,17 +333,17 @@ def test_vectorised_is_as_sequential(arch):
 
 
 @every_small
-def test_saved_and_loaded_predicts_bit_for_bit_the_same(arch, tmp_path):
+def test_predictions_of_a_loaded_ensemble_are_bit_identical(arch, tmp_path):
     ens = ensemble(arch)
-    disturb(ens)
+    randomise_batchnorm(ens)
     for layout in (torch.contiguous_format, torch.channels_last):
         ens, x = ens.to(memory_format=layout), images().to(memory_format=layout)
         ff.save(ens, tmp_path)
         assert torch.equal(ff.load(tmp_path).predict(x), ens.predict(x))
 
 
-@every_way
-def test_channels_last_stays_and_gives_the_same(arch):
+@every_quick
+def test_channels_last_is_preserved_and_changes_nothing(arch):
     extractor, x = make(arch).double(), images(dtype=torch.float64)
     expected = extractor(x)
     extractor = extractor.to(memory_format=torch.channels_last)
@@ -355,7 +355,7 @@ def test_channels_last_stays_and_gives_the_same(arch):
     assert all(h.is_contiguous(memory_format=torch.channels_last) for h in outputs if h.ndim == 4)
 
 
-@every_way
+@every_quick
 def test_bfloat16_autocast_is_close(arch):
     extractor = make(arch)
     expected = extractor(images(8))
@@ -367,7 +367,7 @@ def test_bfloat16_autocast_is_close(arch):
     assert all(p.grad.isfinite().all() for p in extractor.parameters())
 
 
-def test_a_method_builds_and_trains_an_architecture():
+def test_a_method_builds_and_trains_a_model():
     method = ff.methods.FeatureWGD()
     ens = method.build(lambda: CNNConfig(4).extractor(SHAPE), lambda: linear_head(16, 5), members=3)
     method.loss(ens, images(), torch.arange(4)).loss.backward()
@@ -385,14 +385,14 @@ def test_every_field_is_a_flag_with_help(cls, capsys):
         assert re.search(rf"--{field.name} ((?!--).)*[.…] \(default: ", text), field.name
 
 
-def test_the_command_line_makes_an_architecture():
+def test_tyro_builds_a_model_config():
     assert tyro.cli(WideResNetConfig, args=["--depth", "28", "--dropout", "0.3"]) == WideResNetConfig(28, 4, 0.3)
     assert tyro.cli(ResNetConfig, args=["--depth", "18", "--stem", "cifar"]) == ResNetConfig(18, "cifar")
     assert tyro.cli(MLPConfig, args=["--widths", "8", "4"]) == MLPConfig((8, 4))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         (lambda: WideResNetConfig(depth=18), "6b \\+ 4 layers; use .* not 18"),
         (lambda: models.WideResNet(4, 4), "6b \\+ 4 layers; use .* not 4"),
@@ -414,6 +414,6 @@ def test_the_command_line_makes_an_architecture():
         (lambda: linear_head(8, 0), "classes must be"),
     ],
 )
-def test_says_what_is_wrong(wrong, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_sizes_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         wrong()

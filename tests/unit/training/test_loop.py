@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.short_runs import SHORT, Remember, same, weights
+from helpers.short_runs import SHORT, RecordingReporter, same, weights
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
@@ -73,7 +73,7 @@ def test_reported_metrics_are_those_of_the_saved_ensemble(model, tmp_path):
 def test_training_metrics_are_averages_over_the_epoch(tmp_path):
     """With a negligible learning rate, the averages of an epoch are those of the initial weights."""
     recipe = replace(SHORT, method=DeepEnsembles(), epochs=1, learning_rate=1e-30)
-    reporter = Remember()
+    reporter = RecordingReporter()
     train(recipe, tmp_path, reporter=reporter)
     splits = recipe.data.load().split(subset=240)
     logits = build(recipe, splits)(splits.train.x.float() / 16).detach()
@@ -89,7 +89,7 @@ def test_training_metrics_are_averages_over_the_epoch(tmp_path):
 
 
 def test_averages_restart_with_each_epoch(tmp_path):
-    recipe, reporter = replace(SHORT, method=DeepEnsembles(), learning_rate=1e-30), Remember()
+    recipe, reporter = replace(SHORT, method=DeepEnsembles(), learning_rate=1e-30), RecordingReporter()
     train(recipe, tmp_path, reporter=reporter)
     splits = recipe.data.load().split(subset=240)
     first = permutation(240, 0, 1, 1)[:50]  # of the second epoch
@@ -177,7 +177,7 @@ def test_bfloat16_is_close_to_float32(tmp_path):
 
 
 def test_resolved_compute_options_are_logged_and_stored(tmp_path):
-    reporter = Remember()
+    reporter = RecordingReporter()
     train(replace(SHORT, model=CNNConfig(4), epochs=1), tmp_path, reporter=reporter)
     assert reporter.notes == ["Computing on cpu, float32, channels_last, 1 thread."]
     (environment,) = json.loads((tmp_path / "environment.json").read_text())
@@ -236,7 +236,7 @@ def test_a_last_batch_of_one_example_is_skipped(tmp_path):
     recipe = Recipe(
         CustomData((x, y), (x, y)), CustomModelConfig(extractor, lambda: nn.Linear(8, 2)), members=2, epochs=1, batch=16
     )
-    reporter = Remember()
+    reporter = RecordingReporter()
     train(recipe, tmp_path, reporter=reporter)
     assert reporter.plan.steps == 3
     assert reporter.lines[0]["step"] == 3

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.short_runs import SHORT, Remember
+from helpers.short_runs import SHORT, RecordingReporter
 from torch import nn
 
 from featureflock.data import Digits
@@ -88,7 +88,7 @@ def test_a_folder_that_contains_a_run_is_not_changed(tmp_path):
         train(SHORT, tmp_path / "run" / "recipe.json")
     with pytest.raises(ValueError, match="contains other files"):
         train(SHORT, tmp_path)
-    reporter = Remember()
+    reporter = RecordingReporter()
     result = train(replace(SHORT, epochs=1), tmp_path / "run", resume=True, reporter=reporter)
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert "already finished" in reporter.notes[0]
