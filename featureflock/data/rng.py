@@ -26,8 +26,8 @@ _FACTORS = 0x21F0AAAD, 0x735A2D97
 class Stream(IntEnum):
     """The purpose of a random number, as one of its keys.
 
-    Members with equal values are aliases of each other. They never give the same numbers to the same data, because
-    their keys differ in number or position, as noted for each group.
+    Members with equal values are aliases of each other. They never give the same numbers to the same data: their keys
+    differ in number or position, or they act on different data.
     """
 
     # Augmentation in memory, keys (seed, epoch, index, stream)

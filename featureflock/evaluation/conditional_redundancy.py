@@ -16,12 +16,10 @@ import math
 import torch
 from torch import Tensor
 
-from featureflock.data import permutation
+from featureflock.data import Stream, permutation
 from featureflock.evaluation.checks import INTEGERS
 from featureflock.methods.discriminators import TAU, DiscriminatorOutput, Discriminators, discriminate
 
-_TRAIN, _EVALUATE = 1, 2
-"""Random streams of training and of evaluation."""
 _CHECK = 50
 """Steps between two evaluations on the validation part."""
 _ROUNDS = 4
@@ -53,7 +51,7 @@ def conditional_redundancy(
 
 def _estimate(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, seed: int) -> Tensor:
     n, count, h = z_nbh.shape
-    order = permutation(count, seed, _TRAIN).to(y_b.device)
+    order = permutation(count, seed, Stream.REDUNDANCY_FIT).to(y_b.device)
     train, validation, test = order.tensor_split([7 * count // 10, 8 * count // 10])
     z_nbh = _standardised(z_nbh, y_b, train)
     with torch.random.fork_rng():
@@ -63,7 +61,7 @@ def _estimate(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, se
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     best = math.inf, discriminators.state_dict()
     for step in range(steps):
-        chosen = train[permutation(len(train), seed, _TRAIN, step)[:batch]]
+        chosen = train[permutation(len(train), seed, Stream.REDUNDANCY_FIT, step)[:batch]]
         optimiser.zero_grad()
         discriminate(discriminators, z_nbh[:, chosen], y_b[chosen]).discrimination().sum().backward()
         optimiser.step()
@@ -90,7 +88,7 @@ def _evaluate(
     found = [
         discriminate(discriminators, z_nbh[:, chosen], y_b[chosen])
         for round_ in range(_ROUNDS)
-        for chosen in positions[permutation(len(positions), seed, _EVALUATE, round_)].split(1000)
+        for chosen in positions[permutation(len(positions), seed, Stream.REDUNDANCY_ESTIMATE, round_)].split(1000)
     ]
     paired = torch.cat([output.weight > 0 for output in found])
     positive, negative = (
