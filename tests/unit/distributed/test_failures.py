@@ -1,5 +1,6 @@
 """Failure reporting with threads as ranks: each error is raised by one rank, and lost ranks are named."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -72,9 +73,10 @@ def test_a_rank_without_heartbeat_is_named(error, message):
         raise RuntimeError(error)
 
 
-def test_only_one_rank_reports_a_lost_one():
-    """Two ranks lose the third, which never started."""
-    store = HashStore()
+def test_only_one_rank_reports_a_lost_one(monkeypatch):
+    """Two ranks lose the third, which never started, and stop waiting at the same time."""
+    store, barrier = HashStore(), threading.Barrier(2)
+    monkeypatch.setattr(failures, "_wait_for", lambda condition: barrier.wait(10) < 0)
 
     def rank(r):
         with failure_reporting(store, store, r, 3, timeout=7):
