@@ -276,7 +276,7 @@ def test_blur_grows_with_the_image():
     ("changes", "message"),
     [
         ({"corruption": "fogg"}, "There is no corruption 'fogg'; did you mean fog\\?"),
-        ({"corruption": "xyz"}, "there are gaussian_noise, shot_noise"),
+        ({"corruption": "xyz"}, "choose from gaussian_noise, shot_noise"),
         ({"severity": 0}, "severity must be 1, 2, 3, 4 or 5; got 0"),
         ({"severity": 6}, "severity must be"),
         ({"images": X / 255}, "uint8 \\(B, H, W, 3\\); got float64 of shape \\(6, 32, 32, 3\\)"),
