@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.evaluation.results import ReliabilityCurve, RunResult
 from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.methods import DeepEnsembles
@@ -19,19 +20,8 @@ from featureflock.report.tables import shorten
 Rows = Sequence[ReportRow]
 
 
-class _Score(NamedTuple):
-    key: str
-    title: str
-    factor: float
-    """For tick labels."""
-    top: float
-    """Largest possible value; the smallest is 0."""
-
-
-_SCORES = (
-    _Score("accuracy", "Accuracy, % (higher is better)", 100, 1.0),
-    _Score("nll", "NLL, nats (lower is better)", 1, math.inf),
-)
+_SCORES = ("accuracy", "nll")
+"""Metrics of the figures with one panel each."""
 _MAX_LINES = 24
 """Single runs are drawn behind their mean up to this number of runs."""
 
@@ -43,18 +33,18 @@ def severity_boxes(rows: Rows) -> Figure | None:
     if not severities:
         return None
     panels = []
-    for score in _SCORES:
+    for key in _SCORES:
+        title, factor, top = _axis(key)
         boxes: list[tuple[ReportRow, list[Box | float]]] = []
         for row in rows:
             by_severity = [
-                box_of([_corrupted(row, c, severity, score.key) for c, found in sets.items() if severity in found])
+                box_of([_corrupted(row, c, severity, key) for c, found in sets.items() if severity in found])
                 for severity in severities
             ]
-            boxes.append((row, [_clean(row, score.key).mean, *by_severity]))
-        medians = "; ".join(f"{row.title}: {_medians(entries, severities, score.factor)}" for row, entries in boxes)
-        label = f"Box plots of {score.title} over {len(sets)} corruptions by severity. Medians of {medians}."
-        places = ["clean", *severities]
-        panels.append(box_panel(score.title, "severity", label, places, boxes, score.factor, score.top))
+            boxes.append((row, [_clean(row, key).mean, *by_severity]))
+        medians = "; ".join(f"{row.title}: {_medians(entries, severities, factor)}" for row, entries in boxes)
+        label = f"Box plots of {title} over {len(sets)} corruptions by severity. Medians of {medians}."
+        panels.append(box_panel(title, "severity", label, ["clean", *severities], boxes, factor, top))
     caption = (
         f"Each box shows the distribution over {len(sets)} corruptions of the test set at one severity: median, "
         "quartiles, and whiskers from minimum to maximum. Values are means over seeds, after temperature scaling. "
@@ -68,10 +58,9 @@ def sub_ensembles(rows: Rows) -> Figure | None:
     """Accuracy and NLL of ensembles of some of the members."""
     if all(row.members == 1 for row in rows):
         return None
-    points = {row.style: {int(size): size for size in _sizes(row)} for row in rows}
 
     def series(key: str) -> list[Series]:
-        return [_series(row, {n: _by_size(row, size, key) for n, size in points[row.style].items()}) for row in rows]
+        return [_series(row, {int(n): _by_size(row, n, key) for n in _sizes(row)}) for row in rows]
 
     caption = (
         "Ensembles of some of the members: mean over up to 5 subsets of consecutive members, then over seeds; the band "
@@ -215,7 +204,7 @@ def map_similarity(rows: Rows) -> Figure | None:
         parts.append(tag("text", f"{shorten(row.title, 40)}, {kind}", class_="tick", x=12, y=y + 8))
         parts.append(svg.coloured(row.style, bar, *whisker))
         parts.append(tag("text", f"{found.mean:.3f}", class_="tick", x=WIDTH - 4, y=y + 19, text_anchor="end"))
-    values = "; ".join(f"{row.title}, {kind}: {_with_spread(found)}" for row, kind, found in bars)
+    values = "; ".join(f"{row.title}, {kind}: {found.mean:.3f}" for row, kind, found in bars)
     caption = (
         "Cosine similarity of two members’ class activation maps of the same image (Grad-CAM, for the class that the "
         "ensemble predicts): mean over pairs of members and images, then over seeds; whiskers are ± one standard "
@@ -225,15 +214,20 @@ def map_similarity(rows: Rows) -> Figure | None:
     return Figure("map-similarity", "Similarity of class activation maps", caption, [panel], [])
 
 
+def _axis(key: str) -> tuple[str, float, float]:
+    """Title, factor of the tick labels, and largest value of a metric; the smallest is 0."""
+    metric = METRICS[key]
+    title = f"{metric.title} ({metric.better} is better)"
+    return (title, 100, 1.0) if metric.percent else (title, 1, math.inf)
+
+
 def _size_panels(series_of: Callable[[str], list[Series]], x_text: str) -> list[Panel]:
     panels = []
-    for score in _SCORES:
-        series = series_of(score.key)
-        values = "; ".join(f"{s.row.title} {_first_and_last(s, score.factor)}" for s in series)
-        label, factors = f"{score.title} by {x_text}: {values}.", (1, score.factor)
-        panels.append(
-            line_panel(score.title, "members", label, series, floor=0, top=score.top, factors=factors, integer_x=True)
-        )
+    for key in _SCORES:
+        (title, factor, top), series = _axis(key), series_of(key)
+        values = "; ".join(f"{s.row.title} {_first_and_last(s, factor)}" for s in series)
+        style: dict[str, Any] = {"floor": 0, "top": top, "factors": (1, factor), "integer_x": True}
+        panels.append(line_panel(title, "members", f"{title} by {x_text}: {values}.", series, **style))
     return panels
 
 
@@ -358,7 +352,3 @@ def _first_and_last(s: Series, factor: float) -> str:
 
 def _at(s: Series, x: float) -> float:
     return float(np.interp(x, [point[0] for point in s.points], [point[1] for point in s.points]))
-
-
-def _with_spread(found: SeedMean) -> str:
-    return f"{found.mean:.3f}" if found.sd is None else f"{found.mean:.3f} ± {found.sd:.3f}"

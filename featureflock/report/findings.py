@@ -53,7 +53,7 @@ def findings(results: EvaluationResults) -> list[Finding]:
     found = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0]))]
     found += _versus_baseline(paired, metrics)
     if all(len(g.seeds) == 1 for g in groups):
-        found.append(Finding("One seed:", "another seed may give another order." if len(groups) > 1 else _ONE_RUN))
+        found.append(Finding("One seed:", "another seed may give other values."))
     elif few := [g for g in compared if g not in paired]:
         baselines = in_words(dict.fromkeys(g.baseline or "" for g in few))
         text = f"fewer than {SEEDS_FOR_SIGNIFICANCE} seeds shared with {baselines}, too few to test for significance."
@@ -65,9 +65,6 @@ def findings(results: EvaluationResults) -> list[Finding]:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 by chance alone."
         found.append(Finding("", text))
     return found
-
-
-_ONE_RUN = "another seed may give other values."
 
 
 def _columns(results: EvaluationResults) -> list[tuple[Metric, list[tuple[TableCell, TableCell]]]]:

@@ -36,11 +36,11 @@ def test_two_seeds_are_too_few_to_call_a_difference_significant():
     assert last == "A: fewer than 3 seeds shared with Deep Ensembles, too few to test for significance."
 
 
-def test_one_seed_may_give_another_order():
+def test_one_seed_comes_with_a_warning():
     apart = compared("A", {"nll": 0.1}, {"nll": (-1.0, None, None)}, seeds=1)
     assert texts(results_of(group(BASELINE, {"nll": 0.9}, seeds=1), apart)) == [
         "A is best on NLL.",
-        "One seed: another seed may give another order.",
+        "One seed: another seed may give other values.",
     ]
 
 
