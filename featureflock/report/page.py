@@ -40,7 +40,7 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
     uncalibrated = metric_table(results, "uncalibrated", "Before calibration", metrics_in(results, "uncalibrated"))
     members = metric_table(results, "members", "Members and their diversity", metrics_in(results, "members"))
     severity = metric_table(results, "severities", "Means by severity", metrics_in(results, "severity"))
-    ood = metric_table(results, "ood-summary", "OOD detection by entropy", metrics_in(results, "ood"))
+    ood = metric_table(results, "ood-summary", "OOD metrics", metrics_in(results, "ood"))
     views, view_differences = view_tables(results)
     single = len(rows) == 1
     sections: list[tuple[str, str, *tuple[Part | None, ...]]] = [

@@ -55,7 +55,7 @@ def ood_table(rows: Sequence[ReportRow]) -> Table | None:
         f"In %, means over seeds, before calibration. {explained}. Uncertainty is the entropy of the mean prediction "
         "(total), the mutual information of prediction and member (epistemic), or one minus the top probability."
     )
-    return Table("ood", "OOD detection", tuple(headers), tuple(lines), note)
+    return Table("ood", "OOD detection by uncertainty measure", tuple(headers), tuple(lines), note)
 
 
 def _detection(row: ReportRow, name: str, measure: str, key: str) -> TableCell:
