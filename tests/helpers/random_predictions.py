@@ -1,10 +1,10 @@
-"""Predictions and labels for the tests of the evaluation."""
+"""Random predictions and labels."""
 
 import torch
 
 
-def draw(b=200, c=5, seed=0, scale=2.0, members=None):
-    """Log-probabilities (b, c) or (members, b, c), and labels that they say something about."""
+def random_predictions(b=200, c=5, seed=0, scale=2.0, members=None):
+    """Log-probabilities (b, c) or (members, b, c), and labels that correlate with them."""
     g = torch.Generator().manual_seed(seed)
     shape = (b, c) if members is None else (members, b, c)
     log_p = (scale * torch.randn(shape, generator=g, dtype=torch.float64)).log_softmax(-1)

@@ -35,7 +35,7 @@ def nll_at(ens, batches, temperature):
     return total / count
 
 
-def test_it_is_the_minimum_of_the_likelihood(ens, batches):
+def test_the_temperature_minimises_the_nll(ens, batches):
     found = ff.calibrate(ens, batches)
     best = minimize_scalar(lambda t: nll_at(ens, batches, t), bounds=(0.05, 20), method="bounded").x
     assert found == pytest.approx(best, rel=1e-4)
@@ -43,7 +43,7 @@ def test_it_is_the_minimum_of_the_likelihood(ens, batches):
     assert ens.temperature == found
 
 
-def test_predict_uses_it_and_keeps_the_labels(ens, batches):
+def test_predict_uses_the_temperature_and_classes_stay_the_same(ens, batches):
     x = batches[0][0]
     before = ens.predict(x)
     temperature = ff.calibrate(ens, batches)
@@ -55,7 +55,7 @@ def test_predict_uses_it_and_keeps_the_labels(ens, batches):
     assert torch.equal(ens.predict(x), before)
 
 
-def test_uncertainty_and_members_are_left_alone(ens, batches):
+def test_uncertainty_and_members_do_not_change(ens, batches):
     x = batches[0][0]
     before = ens.uncertainty(x)
     ff.calibrate(ens, batches)
@@ -80,7 +80,7 @@ def test_a_data_loader_and_the_mode_of_the_ensemble(ens, batches):
     assert ens.training
 
 
-def test_it_is_saved_and_loaded(ens, batches, tmp_path):
+def test_the_temperature_is_saved_and_loaded(ens, batches, tmp_path):
     ff.save(ens, tmp_path / "raw")
     assert ff.load(tmp_path / "raw").temperature is None
     temperature = ff.calibrate(ens, batches)
@@ -91,7 +91,7 @@ def test_it_is_saved_and_loaded(ens, batches, tmp_path):
     assert torch.equal(loaded.predict(x), ens.predict(x))
 
 
-def test_it_is_loaded_into_an_ensemble_that_json_cannot_describe(ens, batches, tmp_path):
+def test_the_temperature_is_loaded_into_a_given_ensemble(ens, batches, tmp_path):
     temperature = ff.calibrate(ens, batches)
     ens.extractors[0].odd = lambda: None
     with pytest.warns(UserWarning, match="Saving weights only"):
@@ -100,7 +100,7 @@ def test_it_is_loaded_into_an_ensemble_that_json_cannot_describe(ens, batches, t
     assert ff.load(tmp_path / "ens", into=blank).temperature == temperature
 
 
-def test_several_tensors_are_inputs_too_and_an_empty_batch_is_none(batches):
+def test_nested_inputs_are_supported_and_empty_batches_skipped(batches):
     class Both(nn.Module):
         def forward(self, x):
             return x["a"] + x["b"]
@@ -121,7 +121,7 @@ def test_only_positive_finite_temperatures(ens, wrong):
         ens.temperature = wrong
 
 
-def test_bad_data_are_refused_and_the_temperature_stays(ens, batches):
+def test_invalid_data_are_refused_and_the_temperature_is_unchanged(ens, batches):
     ens.temperature = 2.0
     x, y = batches[0]
     for loader, message in (

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.random_predictions import draw, rows
+from helpers.random_predictions import random_predictions, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -35,7 +35,7 @@ def by_scipy(log_p, y):
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("c", [2, 5, 40])
 def test_is_the_minimum_that_scipy_and_a_grid_find(scale, c):
-    log_p, y = draw(c=c, scale=scale)
+    log_p, y = random_predictions(c=c, scale=scale)
     t = ev.fit_temperature(log_p, y)
     assert t == pytest.approx(by_scipy(log_p, y), rel=1e-6)
     assert all(nll_at(log_p, y, t) <= nll_at(log_p, y, s) for s in np.geomspace(0.01, 100, 200))
@@ -52,20 +52,20 @@ def test_closed_form_for_one_confidence():
 @settings(max_examples=30, deadline=None)
 @given(k=st.floats(0.2, 5), seed=st.integers(0, 10**6), c=st.integers(2, 6))
 def test_logits_times_k_have_a_temperature_times_k(k, seed, c):
-    log_p, y = draw(c=c, seed=seed)
+    log_p, y = random_predictions(c=c, seed=seed)
     t = ev.fit_temperature(log_p, y)
     assert ev.fit_temperature((k * log_p).log_softmax(-1), y) == pytest.approx(k * t, rel=1e-8)
 
 
-def test_gives_back_the_factor_of_logits_that_were_right():
+def test_recovers_the_scale_of_calibrated_logits():
     g = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(100_000, 4, generator=g, dtype=torch.float64)
     y = torch.multinomial(logits.softmax(-1), 1, generator=g)[:, 0]
     assert ev.fit_temperature((3.5 * logits).log_softmax(-1), y) == pytest.approx(3.5, rel=0.02)
 
 
-def test_tempered_is_the_power_of_the_average_made_to_sum_to_one():
-    members, y = draw(members=3)
+def test_tempered_is_the_normalised_power_of_the_average():
+    members, y = random_predictions(members=3)
     log_p = ev.average(members)
     p = log_p.exp() ** (1 / 1.7)
     assert_close(ev.tempered(log_p, 1.7).exp(), p / p.sum(-1, keepdim=True))
@@ -78,7 +78,7 @@ def test_tempered_is_the_power_of_the_average_made_to_sum_to_one():
 
 
 def test_derivatives_are_those_of_autograd():
-    log_p, y = draw(b=31)
+    log_p, y = random_predictions(b=31)
     half = torch.zeros(31, 2, dtype=torch.float64)
     half[:20, 0] = half[20:, 1] = 1
     beta = rows(0.6, 1.9).requires_grad_()
@@ -93,7 +93,7 @@ def test_derivatives_are_those_of_autograd():
 
 
 def test_at_the_bounds():
-    log_p, _ = draw(scale=3.0)
+    log_p, _ = random_predictions(scale=3.0)
     assert ev.fit_temperature(log_p, log_p.argmax(-1)) == 0.01
     assert ev.fit_temperature(log_p, log_p.argmin(-1)) == 100
     # Also where the gain underflows, and where little of it is left.
@@ -104,7 +104,7 @@ def test_at_the_bounds():
     near = torch.tensor([[0.0, -5.0]] * 4).log_softmax(-1)
     assert ev.fit_temperature(near, torch.zeros(4, dtype=torch.int64)) == 0.01
     # A minimum beyond the bounds is at the bounds.
-    log_p, y = draw()
+    log_p, y = random_predictions()
     t = ev.fit_temperature(log_p, y)
     assert ev.fit_temperature((150 / t * log_p).log_softmax(-1), y) == 100
     assert ev.fit_temperature((0.005 / t * log_p).log_softmax(-1), y) == 0.01
@@ -121,7 +121,7 @@ def test_uniform_predictions_keep_temperature_one():
     assert ev.fit_temperature(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)) == 1
 
 
-def test_a_constant_prediction_is_calibrated_to_the_shares_of_classes_it_can_reach():
+def test_a_constant_prediction_is_calibrated_to_the_class_frequencies_it_can_reach():
     log_p = rows([0.9, 0.1]).log().repeat(5, 1)
     t = ev.fit_temperature(log_p, torch.tensor([0, 0, 0, 1, 1]))
     assert ev.tempered(log_p, t).exp()[0].tolist() == pytest.approx([0.6, 0.4], abs=1e-9)
@@ -146,7 +146,7 @@ def test_zero_probabilities():
     spread=st.floats(0, 4),
     right=st.floats(0, 1),
 )
-def test_no_temperature_is_better_whatever_the_predictions(b, c, seed, power, spread, right):
+def test_no_other_temperature_is_better(b, c, seed, power, spread, right):
     g = torch.Generator().manual_seed(seed)
     scale_b1 = 10 ** (power + spread * torch.randn(b, 1, generator=g, dtype=torch.float64))
     log_p = (scale_b1.clamp_max(1e6) * torch.randn(b, c, generator=g, dtype=torch.float64)).log_softmax(-1)
@@ -163,7 +163,7 @@ def test_no_temperature_is_better_whatever_the_predictions(b, c, seed, power, sp
 
 @pytest.mark.parametrize(("b", "seed"), [(60, 0), (61, 3)])
 def test_cross_validation_is_that_of_a_plain_loop(b, seed):
-    log_p, y = draw(b=b, scale=4.0)
+    log_p, y = random_predictions(b=b, scale=4.0)
     generator = torch.Generator().manual_seed(seed)
     parts, temperatures = [], []
     for _ in range(5):
@@ -177,9 +177,9 @@ def test_cross_validation_is_that_of_a_plain_loop(b, seed):
     assert found.scores == pytest.approx(tuple(np.mean(parts, axis=0)), abs=1e-7)
 
 
-def test_each_half_has_the_temperature_that_it_would_have_alone():
+def test_each_half_has_the_temperature_fitted_to_it_alone():
     for b, scale in ((8, 3.0), (9, 0.3), (300, 20.0)):
-        log_p, y = draw(b=b, scale=scale, seed=b)
+        log_p, y = random_predictions(b=b, scale=scale, seed=b)
         if b == 8:
             y = log_p.argmax(-1)
             y[0] = log_p[0].argmin()
@@ -189,16 +189,16 @@ def test_each_half_has_the_temperature_that_it_would_have_alone():
 
 @pytest.mark.parametrize(("b", "c", "scale"), [(60, 2, 0.2), (61, 10, 3.0), (200, 5, 30.0)])
 def test_scores_are_those_of_the_halves_at_the_temperatures_given(b, c, scale):
-    log_p, y = draw(b=b, c=c, scale=scale)
+    log_p, y = random_predictions(b=b, c=c, scale=scale)
     found = ev.calibrated(log_p, y)
     swapped = [half for pair in calibration.halves(b, 5, 0) for half in reversed(pair)]
     parts = [ev.scores(ev.tempered(log_p, t)[h], y[h]) for t, h in zip(found.temperatures, swapped, strict=True)]
     assert found.scores == pytest.approx(ev.mean_scores(parts), abs=1e-13)
 
 
-def test_temperature_leaves_the_accuracy_also_where_classes_are_equal():
+def test_temperature_does_not_change_the_accuracy_even_with_ties():
     """Two members that are each sure of another class: rounding must not choose between them."""
-    log_p, y = draw(members=2, scale=40.0, b=400)
+    log_p, y = random_predictions(members=2, scale=40.0, b=400)
     p = ev.average(torch.stack([log_p[0], log_p[0].roll(1, -1)]))
     assert (p.topk(2).values.diff() == 0).any()
     assert ev.calibrated(p, y).scores.accuracy == pytest.approx(ev.scores(p, y).accuracy, abs=1e-13)
@@ -213,7 +213,7 @@ def test_halves_are_disjoint_and_complete():
 
 
 def test_only_the_seed_is_random():
-    log_p, y = draw()
+    log_p, y = random_predictions()
     state = torch.get_rng_state()
     assert ev.calibrated(log_p, y) == ev.calibrated(log_p, y, seed=0, shuffles=5)
     assert torch.equal(torch.get_rng_state(), state)
@@ -222,7 +222,7 @@ def test_only_the_seed_is_random():
 
 
 def test_does_not_depend_on_the_temperature_it_is_given():
-    log_p, y = draw(scale=3.0)
+    log_p, y = random_predictions(scale=3.0)
     expected = ev.calibrated(log_p, y)
     found = ev.calibrated((log_p / 4).log_softmax(-1), y)
     assert found.scores == pytest.approx(expected.scores, abs=1e-8)
@@ -244,8 +244,8 @@ def test_calibration_helps_the_overconfident():
     assert best < cv.nll < best + 0.003
 
 
-def test_a_half_may_be_all_right_or_all_uniform():
-    log_p, y = draw(b=8, scale=3.0)
+def test_a_half_may_be_all_correct_or_all_uniform():
+    log_p, y = random_predictions(b=8, scale=3.0)
     y = log_p.argmax(-1)
     y[0] = log_p[0].argmin()
     found = ev.calibrated(log_p, y)
@@ -257,7 +257,7 @@ def test_a_half_may_be_all_right_or_all_uniform():
 
 
 def test_slices_do_not_change_the_result(monkeypatch):
-    log_p, y = draw(b=101)
+    log_p, y = random_predictions(b=101)
     expected = ev.calibrated(log_p, y)
     monkeypatch.setattr(calibration, "SLICE", 40)
     found = ev.calibrated(log_p, y)
@@ -270,7 +270,7 @@ def test_few_evaluations_are_enough(monkeypatch):
     plain = calibration._Likelihood.derivatives
     monkeypatch.setattr(calibration._Likelihood, "derivatives", lambda self, *a: counts.append(1) or plain(self, *a))
     for scale in (0.5, 2.0, 8.0):
-        log_p, y = draw(b=4000, c=10, scale=scale)
+        log_p, y = random_predictions(b=4000, c=10, scale=scale)
         counts.clear()
         ev.calibrated(log_p, y)
         assert len(counts) <= 25, scale  # 11 fits
@@ -280,7 +280,7 @@ def test_few_evaluations_are_enough(monkeypatch):
 
 
 def test_bad_input_is_refused():
-    log_p, y = draw(b=4)
+    log_p, y = random_predictions(b=4)
     for bad in (0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="A temperature must be positive and finite"):
             ev.tempered(log_p, bad)

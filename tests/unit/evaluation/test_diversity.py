@@ -1,4 +1,4 @@
-"""Diversity of predictions, detection of the unfamiliar, and the deep-ensemble equivalent."""
+"""Diversity of predictions, OOD detection, and the deep-ensemble equivalent."""
 
 import math
 from itertools import combinations
@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from helpers.random_predictions import draw, rows
+from helpers.random_predictions import random_predictions, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
@@ -20,14 +20,14 @@ from featureflock import evaluation as ev
 
 
 def test_disagreement_is_that_of_a_loop_over_pairs():
-    p = draw(members=5)[0].exp()
+    p = random_predictions(members=5)[0].exp()
     classes = p.argmax(-1).tolist()
     pairs = [a != b for first, second in combinations(classes, 2) for a, b in zip(first, second, strict=True)]
     assert ev.disagreement(p) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
 
 
 def test_mutual_information_is_the_difference_of_entropies_and_the_mean_divergence():
-    p = draw(members=4)[0].exp()
+    p = random_predictions(members=4)[0].exp()
     information = ev.mutual_information(p)
     difference = entropy(p.mean(0).numpy(), axis=-1) - entropy(p.numpy(), axis=-1).mean(0)
     assert_close(information, torch.from_numpy(difference))
@@ -46,13 +46,13 @@ def test_mutual_information_is_what_the_ensemble_calls_epistemic():
 @settings(max_examples=20, deadline=None)
 @given(n=st.integers(1, 5), seed=st.integers(0, 10**6), scale=st.floats(0.1, 20))
 def test_variance_is_the_gain_in_brier_score_by_averaging(n, seed, scale):
-    log_p, y = draw(b=30, seed=seed, scale=scale, members=n)
+    log_p, y = random_predictions(b=30, seed=seed, scale=scale, members=n)
     p = log_p.exp()
     gain = sum(ev.brier(member, y) for member in p) / n - ev.brier(p.mean(0), y)
     assert ev.predictive_variance(p).mean().item() == pytest.approx(gain, abs=1e-12)
 
 
-def test_two_members_that_are_sure_of_different_classes():
+def test_two_members_certain_of_different_classes():
     p = rows([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     assert ev.disagreement(p) == 0.5
     assert_close(ev.mutual_information(p), rows(0.0, math.log(2)))
@@ -61,7 +61,7 @@ def test_two_members_that_are_sure_of_different_classes():
 
 
 def test_equal_members_and_one_member_have_no_diversity():
-    p = draw(members=1, scale=10.0)[0].exp()
+    p = random_predictions(members=1, scale=10.0)[0].exp()
     assert ev.member_diversity(p.expand(7, -1, -1)) == pytest.approx((0, 0, 0), abs=1e-14)
     assert (ev.mutual_information(p.expand(7, -1, -1)) >= 0).all()
     assert ev.mutual_information(p).max() < 1e-14
@@ -71,12 +71,12 @@ def test_equal_members_and_one_member_have_no_diversity():
 
 
 def test_the_order_of_members_does_not_matter():
-    p = draw(members=4)[0].exp()
+    p = random_predictions(members=4)[0].exp()
     assert ev.member_diversity(p[[2, 0, 3, 1]]) == pytest.approx(ev.member_diversity(p), abs=1e-14)
     assert (ev.mutual_information(p) < math.log(4)).all()
 
 
-# ---- detection of the unfamiliar
+# ---- OOD detection
 
 
 def test_detection_agrees_with_scikit_learn():
@@ -122,7 +122,10 @@ def test_only_the_order_of_scores_matters(n, m, seed):
 
 
 def test_out_of_distribution_by_each_uncertainty():
-    inside, outside = draw(b=80, members=3, scale=4.0)[0].exp(), draw(b=50, members=3, seed=1)[0].exp()
+    inside, outside = (
+        random_predictions(b=80, members=3, scale=4.0)[0].exp(),
+        random_predictions(b=50, members=3, seed=1)[0].exp(),
+    )
     found = ev.out_of_distribution(inside, outside)
     truth = np.repeat([0, 1], [80, 50])
     both = torch.cat([inside, outside], dim=1)
@@ -133,7 +136,7 @@ def test_out_of_distribution_by_each_uncertainty():
     assert found.entropy.auroc > 0.6
 
 
-def test_confidence_beyond_the_precision_of_one_still_tells_apart():
+def test_confidence_beyond_the_precision_of_one_is_still_ordered():
     inside = torch.tensor([[[1.0, 1e-20, 0.0], [1.0, 1e-21, 0.0]]])
     outside = torch.tensor([[[1.0, 1e-12, 0.0], [1.0, 1e-11, 0.0]]])
     found = ev.out_of_distribution(inside, outside)
@@ -142,7 +145,7 @@ def test_confidence_beyond_the_precision_of_one_still_tells_apart():
 
 
 def test_bad_sets_are_refused():
-    p = draw(members=3)[0].exp()
+    p = random_predictions(members=3)[0].exp()
     with pytest.raises(ValueError, match="Both sets must be of the same members and classes"):
         ev.out_of_distribution(p, p[:2])
     with pytest.raises(ValueError, match="member_probs must have shape"):
@@ -175,14 +178,14 @@ def test_equivalent_inverts_the_interpolated_curve(log_likelihood):
     assert np.interp(size, list(CURVE), list(CURVE.values())) == pytest.approx(log_likelihood, abs=1e-12)
 
 
-def test_equivalent_beyond_the_curve_and_on_one_that_falls():
+def test_equivalent_beyond_the_curve_and_on_a_decreasing_one():
     assert ev.deep_ensemble_equivalent(-0.19, CURVE) == math.inf
     assert ev.deep_ensemble_equivalent(-0.25, {1: -0.3, 2: -0.2, 3: -0.28, 4: -0.1}) == pytest.approx(1.5)
     assert ev.deep_ensemble_equivalent(-0.15, {1: -0.3, 2: -0.2, 3: -0.28, 4: -0.1}) == pytest.approx(3 + 13 / 18)
     assert ev.deep_ensemble_equivalent(-0.3, {1: -0.3}) == 1
 
 
-def test_equivalent_refuses_what_is_no_curve():
+def test_equivalent_refuses_invalid_curves():
     for bad in ({}, {2: -0.3, 4: -0.2}, {0: -0.4, 1: -0.3}):
         with pytest.raises(ValueError, match="must start with 1 member; got sizes"):
             ev.deep_ensemble_equivalent(-0.2, bad)

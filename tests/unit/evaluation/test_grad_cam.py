@@ -58,11 +58,11 @@ def heads_of(ens: ff.Ensemble) -> list[nn.Module]:
 
 
 def naive(ens: ff.Ensemble, x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Member by member, picture by picture, channel by channel."""
+    """Member by member, image by image, channel by channel."""
     maps = []
     for e, head, row in zip(ens.eval().extractors, heads_of(ens), classes, strict=True):
-        for picture, c in zip(x, row, strict=True):
-            a = e.maps(picture[None]).detach().requires_grad_()
+        for image, c in zip(x, row, strict=True):
+            a = e.maps(image[None]).detach().requires_grad_()
             head(e.rest(a))[0, c].backward()
             total = torch.zeros_like(a[0, 0])
             for k in range(a.shape[1]):
@@ -131,7 +131,7 @@ def test_behind_pooling_and_a_linear_head_it_is_the_class_activation_map(name):
             assert_close(plain.mean((-2, -1)), (y - head.bias[found.classes[i]]) / pixels)
 
 
-def test_members_and_pictures_are_independent():
+def test_members_and_images_are_independent():
     ens, x = build(), batch()
     found = ev.class_activation_maps(ens, x)
     order = [2, 0, 1]
@@ -156,7 +156,7 @@ def snapshot(ens: ff.Ensemble) -> list[object]:
     return [hooks, tensors, [m.training for m in ens.modules()], [b.tolist() for b in ens.buffers()]]
 
 
-def test_the_ensemble_is_left_as_it_was():
+def test_the_ensemble_is_unchanged():
     ens, x = build("shared", "features").train(), batch()
     ens.extractors[1].eval()
     ens.extractors[2].first.weight.requires_grad_(False)
@@ -174,7 +174,7 @@ def test_the_ensemble_is_left_as_it_was():
     assert all(torch.equal(p, value) for p, value in zip(ens.parameters(), values, strict=True))
 
 
-def test_needs_no_gradients_of_the_caller():
+def test_works_under_no_grad_and_inference_mode():
     ens, x = build(), batch()
     expected = ev.class_activation_maps(ens, x).maps
     ens.requires_grad_(False)
@@ -250,7 +250,7 @@ def test_a_shared_head_may_have_the_last_convolution():
     assert_close(found.maps, ev.class_activation_maps(whole, x).maps)
 
 
-def test_a_block_can_be_named():
+def test_a_block_can_be_chosen():
     ens, x = build(), batch()
     found = ev.class_activation_maps(ens, x, block=lambda e: e.norm)
     for e, head, row, maps in zip(ens.eval().extractors, ens.head, found.classes, found.maps, strict=True):
@@ -260,7 +260,7 @@ def test_a_block_can_be_named():
     assert ev.class_activation_maps(ens, x, block=lambda e: e.first).maps.shape == (N, B, SIZE, SIZE)
 
 
-def test_mistakes_are_refused_in_one_sentence():
+def test_invalid_arguments_are_refused():
     ens, x = build(), batch()
     perceptrons = ff.Ensemble([MLP(2 * SIZE * SIZE, (8, H)) for _ in range(2)], nn.Linear(H, C)).double()
     with pytest.raises(
@@ -325,7 +325,7 @@ def test_similarity_by_hand():
     assert ev.empty_fraction(torch.stack([a, b])[:, None]) == 0
 
 
-def test_similarity_refuses_what_is_no_map():
+def test_similarity_refuses_invalid_maps():
     with pytest.raises(ValueError, match="there is only one"):
         ev.cam_similarity(torch.rand(1, 2, 3, 3))
     maps = torch.rand(2, 3, 4, 4)
@@ -338,7 +338,7 @@ def test_similarity_refuses_what_is_no_map():
             ev.cam_similarity_matrix(bad)
 
 
-# ---- the picture
+# ---- the figure
 
 
 def hottest(view: np.ndarray) -> tuple[float, float]:
@@ -348,7 +348,7 @@ def hottest(view: np.ndarray) -> tuple[float, float]:
     return (y.mean() + 0.5) / view.shape[0], (x.mean() + 0.5) / view.shape[1]
 
 
-def test_the_hottest_place_is_where_the_map_is():
+def test_the_heat_is_where_the_map_is_largest():
     maps = torch.zeros(3, 4, 8)
     maps[0, 1, 6] = 1e-6
     maps[1, 2, 1] = 1e6
@@ -361,11 +361,11 @@ def test_the_hottest_place_is_where_the_map_is():
     assert views[2].max() < views[0].max()
 
 
-def test_the_grid_has_each_view_at_its_place():
-    pictures = torch.randint(256, (3, 8, 8, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+def test_the_grid_shows_each_map_in_its_place():
+    images = torch.randint(256, (3, 8, 8, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     maps = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))
     groups = [("above", maps, [[f"class {b}" for b in range(3)]] * 5), ("below", maps[:2].flip(-1))]
-    grid = np.asarray(ev.cam_grid(pictures.numpy(), groups, cell=48))
+    grid = np.asarray(ev.cam_grid(images.numpy(), groups, cell=48))
 
     def place(view: np.ndarray) -> tuple[int, int]:
         corners = np.argwhere((grid == view[0, 0]).all(-1)).tolist()
@@ -374,31 +374,31 @@ def test_the_grid_has_each_view_at_its_place():
 
     assert (grid[[0, -1]] == 255).all()
     assert (grid[:, [0, -1]] == 255).all()
-    above = np.array([[place(v) for v in overlaid(pictures, m, (48, 48))] for m in maps])
-    below = np.array([[place(v) for v in overlaid(pictures, m, (48, 48))] for m in maps[:2].flip(-1)])
+    above = np.array([[place(v) for v in overlaid(images, m, (48, 48))] for m in maps])
+    below = np.array([[place(v) for v in overlaid(images, m, (48, 48))] for m in maps[:2].flip(-1)])
     assert (np.diff(above[:, :, 1], axis=0) > 48).all(), "members are beside each other"
     assert (above[:, :, 0] == above[:1, :, 0]).all()
-    assert above[0, 1, 1] > above[4, 0, 1], "two pictures are beside each other"
+    assert above[0, 1, 1] > above[4, 0, 1], "two images are beside each other"
     assert above[0, 2, 0] > above[0, 0, 0] + 48, "and the third below the first"
     assert (below[:, :, 1] == above[:2, :, 1]).all(), "a member has its column in each band"
     assert below[:, :, 0].min() > above[:, :, 0].max() + 48
     assert (grid[: above[0, 0, 0]].astype(int).sum(-1) < 200).any(), "there is a title"
 
 
-def test_a_grid_refuses_what_does_not_fit():
-    pictures, maps = np.zeros((2, 8, 8, 3), np.uint8), torch.rand(3, 2, 4, 4)
-    assert ev.cam_grid(pictures, [("a title that is far wider than the rest " * 3, maps)], cell=24).width > 700
+def test_a_grid_refuses_arguments_that_do_not_match():
+    images, maps = np.zeros((2, 8, 8, 3), np.uint8), torch.rand(3, 2, 4, 4)
+    assert ev.cam_grid(images, [("a title that is far wider than the rest " * 3, maps)], cell=24).width > 700
     with pytest.raises(ValueError, match=r"images must be RGB bytes \(B, H, W, 3\); got float64"):
-        ev.cam_grid(pictures / 255, [("a", maps)])
+        ev.cam_grid(images / 255, [("a", maps)])
     with pytest.raises(ValueError, match=r"; got uint8 of shape \(2, 3, 8, 8\)"):
-        ev.cam_grid(pictures.transpose(0, 3, 1, 2), [("a", maps)])
+        ev.cam_grid(images.transpose(0, 3, 1, 2), [("a", maps)])
     with pytest.raises(ValueError, match="The maps of 'a' are for 1 images; there are 2"):
-        ev.cam_grid(pictures, [("a", maps[:, :1])])
+        ev.cam_grid(images, [("a", maps[:, :1])])
     with pytest.raises(ValueError, match="'a' needs 2 texts for each of its 3 members"):
-        ev.cam_grid(pictures, [("a", maps, [["x", "y"], ["x"], ["x", "y"]])])
+        ev.cam_grid(images, [("a", maps, [["x", "y"], ["x"], ["x", "y"]])])
     with pytest.raises(ValueError, match="at least one group"):
-        ev.cam_grid(pictures, [])
+        ev.cam_grid(images, [])
     with pytest.raises(ValueError, match="holds NaN"):
-        ev.cam_grid(pictures, [("a", maps * math.nan)])
+        ev.cam_grid(images, [("a", maps * math.nan)])
     with pytest.raises(ValueError, match="one map per image; got 1 maps and 2 images"):
-        overlaid(pictures, maps[0, :1], (8, 8))
+        overlaid(images, maps[0, :1], (8, 8))

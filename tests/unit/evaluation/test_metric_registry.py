@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers.random_predictions import draw
+from helpers.random_predictions import random_predictions
 
 from featureflock.evaluation import METRICS, Metric, find_metric
 from featureflock.evaluation.metrics.registry import MINUS, summarise
@@ -12,7 +12,7 @@ from featureflock.evaluation.run_predictions import RunPredictions, SetPredictio
 
 
 def predictions(seed, members=3):
-    log_p, labels = draw(60, 4, seed, members=members)
+    log_p, labels = random_predictions(60, 4, seed, members=members)
     return SetPredictions(lambda: (log_p, labels))
 
 

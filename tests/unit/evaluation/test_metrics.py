@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers.random_predictions import draw, rows
+from helpers.random_predictions import random_predictions, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
@@ -24,7 +24,7 @@ METRICS = (ev.accuracy, ev.brier, ev.ece, ev.aurc)
 
 @pytest.mark.parametrize("c", [2, 5, 30])
 def test_agree_with_scikit_learn(c):
-    log_p, y = draw(c=c)
+    log_p, y = random_predictions(c=c)
     p, classes = log_p.exp(), np.arange(c)
     assert ev.accuracy(p, y) == pytest.approx(accuracy_score(y, p.argmax(1)), abs=1e-15)
     assert ev.nll(p, y) == pytest.approx(log_loss(y, p.numpy(), labels=classes), abs=1e-12)
@@ -34,7 +34,7 @@ def test_agree_with_scikit_learn(c):
 
 @pytest.mark.parametrize("bins", [1, 4, 15])
 def test_reliability_and_ece_are_those_of_a_plain_loop(bins):
-    log_p, y = draw(b=300)
+    log_p, y = random_predictions(b=300)
     p = log_p.exp()
     r = ev.reliability(p, y, bins)
     error = 0.0
@@ -54,7 +54,7 @@ def test_reliability_and_ece_are_those_of_a_plain_loop(bins):
 
 
 def test_risk_coverage_is_that_of_a_plain_loop():
-    log_p, y = draw()
+    log_p, y = random_predictions()
     p = log_p.exp()
     order = sorted(range(len(y)), key=lambda b: -p[b].max().item())
     wrong = [float(p[b].argmax() != y[b]) for b in order]
@@ -66,14 +66,14 @@ def test_risk_coverage_is_that_of_a_plain_loop():
 
 
 def test_average_is_the_log_of_the_mean_probability():
-    log_p, _ = draw(members=4)
+    log_p, _ = random_predictions(members=4)
     assert_close(ev.average(log_p), log_p.exp().mean(0).log())
     assert_close(ev.average(log_p[:1]), log_p[0])
     assert ev.average(log_p.float()).dtype == torch.float64
 
 
-def test_slices_do_not_change_the_average_nor_what_is_said_of_it(monkeypatch):
-    log_p, _ = draw(members=4, b=11)
+def test_slices_change_neither_the_average_nor_error_messages(monkeypatch):
+    log_p, _ = random_predictions(members=4, b=11)
     expected = ev.average(log_p)
     monkeypatch.setattr(metrics, "SLICE", 4 * 5 * 3)
     assert torch.equal(ev.average(log_p), expected)
@@ -85,14 +85,14 @@ def test_slices_do_not_change_the_average_nor_what_is_said_of_it(monkeypatch):
 
 
 def test_scores_are_the_single_metrics():
-    log_p, y = draw()
+    log_p, y = random_predictions()
     p = log_p.exp()
     assert ev.scores(log_p, y) == pytest.approx((ev.accuracy(p, y), ev.nll(p, y), *(m(p, y) for m in METRICS[1:])))
     assert ev.scores(log_p, y)._fields == ("accuracy", "nll", "brier", "ece", "aurc")
 
 
 def test_members_have_their_own_accuracy():
-    log_p, y = draw(members=3)
+    log_p, y = random_predictions(members=3)
     assert ev.member_accuracy(log_p.exp(), y) == pytest.approx([ev.accuracy(p, y) for p in log_p.exp()])
 
 
@@ -138,7 +138,7 @@ def test_equal_confidence_counts_as_in_random_order():
     assert ev.risk_coverage(p, y).risk.tolist() == pytest.approx([0, 1 / 6, 2 / 9, 1 / 4])
 
 
-def test_confidence_is_told_apart_where_it_rounds_to_one():
+def test_confidence_is_ordered_where_it_rounds_to_one():
     p, y = torch.tensor([[1.0, 1e-12], [1.0, 1e-20], [1.0, 1e-9]]), torch.tensor([0, 0, 1])
     assert ev.risk_coverage(p, y).risk.tolist() == pytest.approx([0, 0, 1 / 3])
     assert_close(top_error(rows([0.7, 0.2, 0.1], [0.0, 0.0, 1.0])), rows(0.3, 0.0))
@@ -192,7 +192,7 @@ def test_the_expected_calibration_error_of_calibrated_predictions_vanishes():
 @settings(max_examples=25, deadline=None)
 @given(b=st.integers(1, 40), c=st.integers(2, 7), seed=st.integers(0, 10**6), scale=st.floats(0.1, 30))
 def test_the_order_of_examples_and_the_names_of_classes_do_not_matter(b, c, seed, scale):
-    log_p, y = draw(b, c, seed, scale)
+    log_p, y = random_predictions(b, c, seed, scale)
     expected = ev.scores(log_p, y)
     g = torch.Generator().manual_seed(seed)
     order, names = torch.randperm(b, generator=g), torch.randperm(c, generator=g)
@@ -203,8 +203,8 @@ def test_the_order_of_examples_and_the_names_of_classes_do_not_matter(b, c, seed
 
 @settings(max_examples=25, deadline=None)
 @given(b=st.integers(1, 40), c=st.integers(2, 7), seed=st.integers(0, 10**6), scale=st.floats(0.1, 30))
-def test_bounds_and_parts(b, c, seed, scale):
-    log_p, y = draw(b, c, seed, scale)
+def test_bounds_and_decompositions(b, c, seed, scale):
+    log_p, y = random_predictions(b, c, seed, scale)
     s = ev.scores(log_p, y)
     assert 0 <= s.accuracy <= 1
     assert 0 <= s.brier <= 2
@@ -219,7 +219,7 @@ def test_bounds_and_parts(b, c, seed, scale):
 
 
 def test_integers_of_any_width_and_half_precision():
-    log_p, y = draw()
+    log_p, y = random_predictions()
     expected = ev.scores(log_p, y)
     for dtype in (torch.uint8, torch.int16, torch.int32):
         assert ev.scores(log_p, y.to(dtype)) == expected
@@ -227,8 +227,8 @@ def test_integers_of_any_width_and_half_precision():
     assert ev.brier(log_p.exp().half(), y) == pytest.approx(expected.brier, abs=1e-3)
 
 
-def test_nothing_is_changed_or_kept_for_autograd():
-    log_p, y = draw()
+def test_arguments_are_unchanged_and_detached():
+    log_p, y = random_predictions()
     copy = log_p.clone()
     ev.scores(log_p.requires_grad_(), y)
     assert torch.equal(log_p, copy)
@@ -268,7 +268,7 @@ def test_bad_input_is_refused(metric, probs, labels, message):
         metric(probs, labels)
 
 
-def test_logits_are_not_taken_for_log_probabilities():
+def test_logits_are_refused_as_log_probabilities():
     with pytest.raises(ValueError, match=r"exp\(log_probs\) must sum to 1 over the classes; example 0 sums to 2"):
         ev.scores(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match="example 0 of member 1 sums to 2"):

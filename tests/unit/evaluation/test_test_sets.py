@@ -245,7 +245,7 @@ def test_ood_images_get_the_size_and_the_colours_of_the_data(colour, grey):
     assert (read(np.roll(red, 1, -1), grey.test) == round(0.587 * 16)).all()
 
 
-def test_pictures_displayable(colour, grey):
+def test_displayable_images(colour, grey):
     assert np.array_equal(displayable(colour.test), hwc(colour))
     shown = displayable(grey.test)
     assert shown.shape == (12, 8, 8, 3)

@@ -1,13 +1,13 @@
-"""Views: dominoes, inputs with one view left, which view drives a member, and what a report says of it."""
+"""Views: inputs with one view left, which view drives each member, and both from a run to its report."""
 
 import json
 import math
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 import torch
 from helpers.made_evaluations import make_images, make_results
+from helpers.small_published_sets import small_sets
 from torch.testing import assert_close
 
 from featureflock.cli.reproduce import main as reproduce
@@ -15,7 +15,6 @@ from featureflock.cli.train import main as train
 from featureflock.data import (
     CustomData,
     Digits,
-    Dominoes,
     Normalisation,
     Splits,
     TensorExamples,
@@ -23,8 +22,6 @@ from featureflock.data import (
     only_view,
     two_view_digits,
 )
-from featureflock.data.sets.dominoes import match_digits
-from featureflock.data.sources.cache import store
 from featureflock.evaluation import (
     EvaluationProtocol,
     covered_views,
@@ -39,87 +36,10 @@ from featureflock.report import write_report
 LEFT, RIGHT = Digits(views=2).load().views
 
 
-def small_sets(digits: int = 30, pictures: int = 20) -> None:
-    """Collections of a few pictures in the cache: digit c has the byte 10 c + 5, picture k the byte k."""
-    for name, count, shape in (("mnist", digits, (28, 28, 1)), ("cifar10", pictures, (32, 32, 3))):
-        raw = {}
-        for part, size in (("train", count), ("test", count // 2)):
-            labels = (np.arange(size) % 10).astype(np.uint8)
-            byte = 10 * labels + 5 if name == "mnist" else np.arange(size).astype(np.uint8)
-            raw[f"{part}_x"] = np.broadcast_to(byte[:, None, None, None], (size, *shape)).copy()
-            raw[f"{part}_y"] = labels
-        store(name, raw, source="made for a test", published=False)
+# ---- inputs with one view left
 
 
-# ---- dominoes
-
-
-def test_a_domino_is_a_digit_above_a_picture_of_its_class(temp_cache):
-    small_sets()
-    splits = Dominoes().load()
-    for part, size in ((splits.train, 20), (splits.test, 10)):
-        assert part.shape == (3, 64, 32)
-        assert len(part) == size
-        for k in range(size):
-            digit = part.x[k, :, 2:30, 2:30]
-            assert bool((digit == 10 * int(part.labels[k]) + 5).all())
-            assert bool((part.x[k, :, 32:] == k).all())  # each picture once, in its order
-        margin = part.x[:, :, :32].clone()
-        margin[:, :, 2:30, 2:30] = 0
-        assert int(margin.sum()) == 0
-    assert splits.class_names[3] == "3 cat"
-
-
-def test_pairs_are_drawn_by_the_seed_and_use_every_digit_before_one_again():
-    digits, pictures = torch.arange(40) % 10, torch.arange(110) % 10
-    chosen = match_digits(digits, pictures, 0)
-    assert torch.equal(digits[chosen], pictures)
-    assert torch.equal(chosen, match_digits(digits, pictures, 0))
-    assert not torch.equal(chosen, match_digits(digits, pictures, 1))
-    uses = torch.bincount(chosen, minlength=40)  # 11 pictures a class, 4 digits
-    assert sorted(uses[digits == 7].tolist()) == [2, 3, 3, 3]
-
-
-def test_pairs_of_training_and_test_are_drawn_apart(temp_cache):
-    small_sets(600, 300)
-    order = [match_digits(torch.arange(300) % 10, torch.arange(150) % 10, 0, part) for part in (0, 1)]
-    assert not torch.equal(*order)
-
-
-def test_a_class_without_digits_is_refused():
-    with pytest.raises(ValueError, match="no digit 3"):
-        match_digits(torch.tensor([1, 2]), torch.tensor([1, 3]), 0)
-
-
-@pytest.mark.parametrize(("there", "missing"), [("cifar10", "mnist"), ("mnist", "cifar10")])
-def test_what_is_missing_is_named(temp_cache, there, missing):
-    small_sets()
-    (temp_cache / f"{missing}.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=f"featureflock data get {missing}"):
-        Dominoes().load()
-
-
-def test_a_bad_seed_of_pairs_gets_a_sentence():
-    with pytest.raises(ValueError, match="pairs_seed"):
-        Dominoes(pairs_seed=-1)
-
-
-# ---- scales of parts, and blank views
-
-
-def test_a_scale_of_two_parts_is_two_scales():
-    upper, lower = Normalisation((1.0, 2.0), (2.0, 4.0)), Normalisation((10.0, 20.0), (5.0, 8.0))
-    x = torch.randn(3, 2, 6, 5)
-    assert_close(upper.above(lower)(x), torch.cat([upper(x[:, :, :3]), lower(x[:, :, 3:])], dim=2))
-    assert_close(upper.above(lower)(upper.above(lower).mean_input((2, 6, 5))[None]), torch.zeros(1, 2, 6, 5))
-
-
-def test_a_scale_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="4 numbers does not fit"):
-        Normalisation((1.0,) * 4, (1.0,) * 4)(torch.zeros(1, 2, 5, 5))
-
-
-def test_only_one_view_is_left_and_the_rest_is_the_mean():
+def test_everything_but_one_view_is_the_mean_input():
     normalisation = Normalisation((100.6,), (10.0,))
     x = torch.randint(0, 256, (4, 1, 8, 16), dtype=torch.uint8)
     left = only_view(TensorExamples(x, torch.arange(4), normalisation=normalisation), LEFT)
@@ -131,7 +51,7 @@ def test_only_one_view_is_left_and_the_rest_is_the_mean():
     assert bool((only_view(TensorExamples(x.float(), torch.arange(4)), RIGHT).x[..., :8] == 0).all())
 
 
-def test_digits_with_one_view_are_those_of_the_demo():
+def test_two_view_digits_with_one_view_left():
     splits, pairs = Digits(views=2).load(), two_view_digits()
     for test_set, name in zip(test_sets.single_views(splits), ("right blank", "left blank"), strict=True):
         examples = test_set.load(test_set.positions)
@@ -155,7 +75,7 @@ def test_views_of_inputs_that_are_not_images_are_refused():
         list(test_sets.single_views(Splits(flat.train, flat.test, 8, views=(View("a", slice(0, 1), slice(0, 1)),))))
 
 
-# ---- measures
+# ---- which view drives a member
 
 
 def logs(*rows):
@@ -163,22 +83,22 @@ def logs(*rows):
     return torch.tensor([rows], dtype=torch.float64).log()
 
 
-def test_share_by_hand():
+def test_fraction_of_known_predictions():
     """Input 1 loses log 3 without the first view and log 1.5 without the second; input 2 the first only; input 3 none;
     input 4 gains by the loss of the first, which counts as none."""
-    whole = logs([0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4])
+    full = logs([0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4])
     only_second = logs([0.3, 0.7], [0.6, 0.4], [0.6, 0.4], [0.9, 0.1])
     only_first = logs([0.6, 0.4], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7])
-    share = first_view_fraction(whole, only_first, only_second)
+    fraction = first_view_fraction(full, only_first, only_second)
     hand = math.log(3) / (math.log(3) + math.log(1.5))
-    assert_close(share, torch.tensor([[hand, 1.0, 0.5, 0.0]], dtype=torch.float64), atol=3e-6, rtol=0)
-    assert_close(first_view_fraction(whole, only_second, only_first), 1 - share)
+    assert_close(fraction, torch.tensor([[hand, 1.0, 0.5, 0.0]], dtype=torch.float64), atol=3e-6, rtol=0)
+    assert_close(first_view_fraction(full, only_second, only_first), 1 - fraction)
 
 
-def test_share_is_of_the_class_predicted_on_the_whole():
-    whole, only_second = logs([0.1, 0.9]), logs([0.8, 0.2])
-    share = first_view_fraction(whole, logs([0.4, 0.6]), only_second)
-    assert float(share) == pytest.approx(math.log(4.5) / (math.log(4.5) + math.log(1.5)))
+def test_fraction_refers_to_the_class_predicted_on_the_full_input():
+    full, only_second = logs([0.1, 0.9]), logs([0.8, 0.2])
+    fraction = first_view_fraction(full, logs([0.4, 0.6]), only_second)
+    assert float(fraction) == pytest.approx(math.log(4.5) / (math.log(4.5) + math.log(1.5)))
 
 
 def test_differences_by_input_and_on_average_by_hand():
@@ -193,20 +113,20 @@ def test_differences_by_input_and_on_average_by_hand():
 
 
 def test_differences_are_those_of_a_loop_over_pairs():
-    share = torch.rand(4, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    fraction = torch.rand(4, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     pairs = [(i, j) for i in range(4) for j in range(i)]
-    by_input = sum(float((share[i] - share[j]).abs().mean()) for i, j in pairs) / 6
-    on_average = sum(abs(float(share[i].mean() - share[j].mean())) for i, j in pairs) / 6
-    assert view_difference_by_input(share) == pytest.approx(by_input)
-    assert view_difference_on_average(share) == pytest.approx(on_average)
+    by_input = sum(float((fraction[i] - fraction[j]).abs().mean()) for i, j in pairs) / 6
+    on_average = sum(abs(float(fraction[i].mean() - fraction[j].mean())) for i, j in pairs) / 6
+    assert view_difference_by_input(fraction) == pytest.approx(by_input)
+    assert view_difference_on_average(fraction) == pytest.approx(on_average)
     assert on_average <= by_input
 
 
 def test_a_view_is_covered_by_a_member_that_can_do_without_the_other():
-    """10 classes: of 0.9 a member must keep 0.1 + 0.8 / 2 = 0.5."""
+    """10 classes: of 0.9 a member must retain 0.1 + 0.8 / 2 = 0.5."""
     assert covered_views([0.9, 0.9], [[0.51, 0.2], [0.1, 0.49]], 10) == [True, False]
     assert covered_views([0.9, 0.9], [[0.8, 0.2], [0.2, 0.8]], 10) == [True, True]
-    assert covered_views([0.1], [[0.1], [0.1]], 10) == [False, False]  # knows nothing, so keeps nothing
+    assert covered_views([0.1], [[0.1], [0.1]], 10) == [False, False]  # at chance level, so nothing to retain
 
 
 def test_predictions_on_other_inputs_are_refused():
@@ -214,11 +134,11 @@ def test_predictions_on_other_inputs_are_refused():
         first_view_fraction(logs([0.5, 0.5]), logs([0.5, 0.5], [0.5, 0.5]), logs([0.5, 0.5]))
 
 
-# ---- from a run to a page
+# ---- from a run to its report
 
 
 def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
-    """A run on two-view digits: what is in the summary is what the functions give; the figure has a dot a member."""
+    """A run on two-view digits: the summary holds the metrics, and the figure has one dot per member."""
     monkeypatch.chdir(tmp_path)
     flags = ["--members", "3", "--epochs", "2", "--subset", "200"]
     for method in ("deep-ensembles", "feature-wgd"):
@@ -236,23 +156,23 @@ def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
     page = write_report(found.results, found.images, tmp_path / "report").read_text()
     assert "Which view members use" in page
     assert "difference by input" in page
-    picture = ElementTree.parse(tmp_path / "report" / "figures" / "views.svg").getroot()
+    figure = ElementTree.parse(tmp_path / "report" / "figures" / "views.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
-    assert len(picture.findall(f".//{space}circle")) == 2 * 3
-    labels = [each.get("aria-label") for each in picture.iter(f"{space}svg") if each.get("aria-label")]
+    assert len(figure.findall(f".//{space}circle")) == 2 * 3
+    labels = [each.get("aria-label") for each in figure.iter(f"{space}svg") if each.get("aria-label")]
     assert len(labels) == 2
     assert "with only the left" in labels[0]
-    assert "prefers-color-scheme: dark" in picture.find(f"{space}style").text
+    assert "prefers-color-scheme: dark" in figure.find(f"{space}style").text
 
 
-def test_reports_without_views_have_no_such_section(tmp_path):
+def test_reports_on_data_without_views_have_no_section_on_views(tmp_path):
     results = make_results()
     page = write_report(results, make_images(results), tmp_path / "report").read_text()
     assert "Which view members use" not in page
     assert not (tmp_path / "report" / "figures" / "views.svg").exists()
 
 
-def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, temp_cache):
+def test_dominoes_are_evaluated_by_view(tmp_path, monkeypatch, temp_cache):
     small_sets(60, 60)
     monkeypatch.chdir(tmp_path)
     train(
@@ -264,7 +184,7 @@ def test_dominoes_train_by_name_and_are_tested_by_view(tmp_path, monkeypatch, te
 
 
 @pytest.mark.parametrize("study", ["two-views", "dominoes"])
-def test_the_studies_run(study, tmp_path):
+def test_studies_of_views_run(study, tmp_path):
     reproduce([study, "--seeds", "1", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "smoke" / f"{study}.json").read_text())["rows"]
     assert [row["title"] for row in rows][2] == "feature-MAP, shared head"
