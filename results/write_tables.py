@@ -58,6 +58,7 @@ def benchmark(module: str, key: str = "rows") -> Render:
 
 TABLES = (
     ResultTable("docs/demo.md", "demo", "demo.json", render.demo),
+    ResultTable("docs/demo.md", "demo-study", "demo_study.json", render.study),
     ResultTable("docs/results.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/results.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
     ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
