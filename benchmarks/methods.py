@@ -40,7 +40,7 @@ class Configuration(NamedTuple):
 
 PERCEPTRON = Configuration("128-64-32 × 5, 10 classes", MLPConfig(), 5, 10, 20)
 SMALL = Configuration("WRN-10-1 × 5, 10 classes", WideResNetConfig(10, 1), 5, 10)
-TABLE_5 = Configuration("ResNet-32 × 4, 100 classes", CifarResNetConfig(32), 4, 100)
+TABLE_4 = Configuration("ResNet-32 × 4, 100 classes", CifarResNetConfig(32), 4, 100)
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
-    configurations = (PERCEPTRON._replace(steps=1),) if args.quick else (PERCEPTRON, SMALL, TABLE_5)
+    configurations = (PERCEPTRON._replace(steps=1),) if args.quick else (PERCEPTRON, SMALL, TABLE_4)
     rows = [row for configuration in configurations for row in _compare(configuration, rounds)]
     print(table(rows))
     about = {"seeds": [SEED], "batch": BATCH, "rounds": rounds, "threads": torch.get_num_threads()}
