@@ -62,7 +62,7 @@ def findings(results: EvaluationResults) -> list[Finding]:
         found.append(Finding("", "No run of Deep Ensembles shares a seed with another method, so none are compared."))
     intervals = sum(metric.key in g.differences for g in paired for metric in metrics)
     if intervals >= _MANY:
-        text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 by chance alone."
+        text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
         found.append(Finding("", text))
     return found
 

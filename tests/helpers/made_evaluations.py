@@ -40,18 +40,18 @@ def make_results(
     images=True,
 ):
     """One group of runs per method. "Single" has one member; with no images, inputs are vectors."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     sizes = {method: 1 if method == "Single" else members for method in methods}
     tested = [("clean", "clean"), *((view, "view") for view in views)]
     tested += [(f"{c}-{s}", "corrupted") for c in corruptions for s in severities] + [(o, "ood") for o in ood]
     runs = [
-        _run(chance, method, seed, sizes[method], k, corruptions, severities, ood, views, maps)
+        _run(rng, method, seed, sizes[method], k, corruptions, severities, ood, views, maps)
         for k, method in enumerate(methods)
         for seed in seeds
     ]
     ensembles = [method for method in methods if sizes[method] > 1]
     count = 8 if ensembles else 0
-    disputed = [_disputed(chance, k, ensembles, members, len(names) or 9, images) for k in range(count)]
+    disputed = [_disputed(rng, k, ensembles, members, len(names) or 9, images) for k in range(count)]
     return EvaluationResults(
         data="Digits",
         classes=len(names) or 9,
@@ -77,31 +77,31 @@ def make_images(results):
     return {name: _png(k) for k, name in enumerate(names)}
 
 
-def _run(chance, method, seed, n, rank, corruptions, severities, ood, views, maps):
+def _run(rng, method, seed, n, rank, corruptions, severities, ood, views, maps):
     skill = 0.6 + 0.03 * rank
-    clean = _test_set(chance, skill)
-    corrupted = {c: {str(s): _test_set(chance, skill - 0.05 * s) for s in severities} for c in corruptions}
+    clean = _test_set(rng, skill)
+    corrupted = {c: {str(s): _test_set(rng, skill - 0.05 * s) for s in severities} for c in corruptions}
     sets = [part for by_severity in corrupted.values() for part in by_severity.values()]
     kinds = ("calibrated", "raw") if sets else ()
     corrupted_mean = {kind: _mean_scores([getattr(part, kind) for part in sets]) for kind in kinds}
     details = CleanDetails(
-        temperature=1 + chance.random(),
-        member_accuracy=[skill - 0.1 * chance.random() for _ in range(n)],
-        reliability={kind: _reliability(chance) for kind in ("raw", "calibrated")},
+        temperature=1 + rng.random(),
+        member_accuracy=[skill - 0.1 * rng.random() for _ in range(n)],
+        reliability={kind: _reliability(rng) for kind in ("raw", "calibrated")},
         risk_coverage={"coverage": [0.1 * k for k in range(1, 11)], "risk": [0.04 * k for k in range(1, 11)]},
-        by_size={str(k): clean.calibrated if k == n else _scores(chance, skill - 0.02) for k in range(1, n + 1)},
-        diversity={"disagreement": chance.random(), "mutual_information": chance.random()} if n > 1 else {},
+        by_size={str(k): clean.calibrated if k == n else _scores(rng, skill - 0.02) for k in range(1, n + 1)},
+        diversity={"disagreement": rng.random(), "mutual_information": rng.random()} if n > 1 else {},
     )
-    only = {v: SingleViewScores(_scores(chance, 0.4), [chance.random() for _ in range(n)]) for v in views}
+    only = {v: SingleViewScores(_scores(rng, 0.4), [rng.random() for _ in range(n)]) for v in views}
     view_results = ViewResults(only, 0.25, [True] * len(only)) if views else None
     summary = clean.calibrated | {f"raw_{key}": clean.raw[key] for key in ("nll", "brier", "ece")}
     summary |= {"temperature": details.temperature, "member_accuracy": sum(details.member_accuracy) / n}
     summary |= {f"corrupted_{key}": value for key, value in corrupted_mean.get("calibrated", {}).items()}
-    summary |= {f"accuracy_at_severity_{s}": chance.random() for s in severities if corruptions}
+    summary |= {f"accuracy_at_severity_{s}": rng.random() for s in severities if corruptions}
     summary |= details.diversity | {f"only_{v}_accuracy": scores.raw["accuracy"] for v, scores in only.items()}
     if maps and n > 1:
-        summary |= {"map_similarity": chance.random(), "corrupted_map_similarity": chance.random()}
-    detection = {o: {m: {d: chance.random() for d in DETECTION} for m in MEASURES} for o in ood}
+        summary |= {"map_similarity": rng.random(), "corrupted_map_similarity": rng.random()}
+    detection = {o: {m: {d: rng.random() for d in DETECTION} for m in MEASURES} for o in ood}
     summary |= {f"auroc_{name}": found["entropy"]["auroc"] for name, found in detection.items()}
     curves = [
         {"epoch": k, "cross_entropy": 2 / k, "accuracy": 50 + k, "validation": {"accuracy": 45 + k, "nll": 1 / k}}
@@ -150,18 +150,18 @@ def _group(method, runs):
     )
 
 
-def _test_set(chance, skill):
-    return TestSetScores(_scores(chance, skill), _scores(chance, skill), [1.0, 1.1], 60)
+def _test_set(rng, skill):
+    return TestSetScores(_scores(rng, skill), _scores(rng, skill), [1.0, 1.1], 60)
 
 
-def _scores(chance, skill):
-    accuracy = skill + 0.02 * chance.random()
+def _scores(rng, skill):
+    accuracy = skill + 0.02 * rng.random()
     return {
         "accuracy": accuracy,
         "nll": 2 * (1 - accuracy),
         "brier": 1 - accuracy,
-        "ece": 0.1 * chance.random(),
-        "aurc": 0.2 * chance.random(),
+        "ece": 0.1 * rng.random(),
+        "aurc": 0.2 * rng.random(),
     }
 
 
@@ -169,14 +169,14 @@ def _mean_scores(many):
     return {key: sum(scores[key] for scores in many) / len(many) for key in many[0]}
 
 
-def _reliability(chance):
-    count = [0.0] * 7 + [float(chance.randint(1, 9)) for _ in range(8)]
+def _reliability(rng):
+    count = [0.0] * 7 + [float(rng.randint(1, 9)) for _ in range(8)]
     middle = [(k + 0.5) / 15 if n else None for k, n in enumerate(count)]
-    return ReliabilityCurve([k / 15 for k in range(16)], count, middle, [m and m * chance.random() for m in middle])
+    return ReliabilityCurve([k / 15 for k in range(16)], count, middle, [m and m * rng.random() for m in middle])
 
 
-def _disputed(chance, k, methods, members, classes, images):
-    votes = {method: [(chance.randrange(classes), chance.random()) for _ in range(members)] for method in methods}
+def _disputed(rng, k, methods, members, classes, images):
+    votes = {method: [(rng.randrange(classes), rng.random()) for _ in range(members)] for method in methods}
     return DisputedExample(10 + k, k % classes, 1 - 0.1 * k, f"disputed-{10 + k}.png" if images else None, votes)
 
 

@@ -60,6 +60,6 @@ def test_without_deep_ensembles_nothing_is_compared():
 def test_many_intervals_come_with_a_warning():
     difference = dict.fromkeys(("accuracy", "nll", "brier", "ece"), (1.0, -1.0, 2.0))
     others = [compared(title, dict.fromkeys(difference, 1.0), difference) for title in "ABC"]
-    assert "Of 12 such intervals at 95 %, about one in twenty excludes 0 by chance alone." in texts(
+    assert "Of 12 such intervals at 95 %, about one in twenty excludes 0 even if there is no difference." in texts(
         results_of(group(BASELINE, dict.fromkeys(difference, 1.0)), *others)
     )
