@@ -3,7 +3,7 @@
     python results/draw_figures.py
 
 Only docs/images/maps.png is not drawn here: it shows images and class activation maps, which results/ does not hold.
-`featureflock reproduce cam-similarity --scale laptop` writes it.
+It is images/class-activation-maps.png of `featureflock reproduce cam-similarity --scale laptop`.
 """
 
 import json
