@@ -35,7 +35,7 @@ class Options(Request):
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-evaluation")
-    """Folder for results.json, table.md and table.tex."""
+    """Folder for results.json, table.md, table.tex and images/."""
 
 
 def main(args: list[str]) -> None:
