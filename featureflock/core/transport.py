@@ -246,30 +246,19 @@ def _slices(h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor) -> Iterator
         yield part, h_nd[:, part].double(), g_nd[:, part].double() * grad_factor
 
 
-def _check_arrays(particles: Tensor, loglik_grad: Tensor) -> None:
-    if not (isinstance(particles, Tensor) and isinstance(loglik_grad, Tensor)):
-        raise TypeError(
-            f"transport takes two tensors; got {type(particles).__name__} and {type(loglik_grad).__name__}."
-        )
-    if particles.ndim != 2 or particles.numel() == 0:
-        raise ValueError(
-            "transport needs particles (n, d) with at least one particle and one dimension; "
-            f"got shape {tuple(particles.shape)}."
-        )
-    if loglik_grad.shape != particles.shape:
-        raise ValueError(
-            "transport needs one gradient for each particle: particles have shape "
-            f"{tuple(particles.shape)}, loglik_grad has {tuple(loglik_grad.shape)}."
-        )
-    if not (particles.is_floating_point() and loglik_grad.is_floating_point()):
-        raise ValueError(
-            f"transport needs real floating-point tensors; got {particles.dtype} particles and {loglik_grad.dtype} "
-            "gradients."
-        )
-    if particles.device != loglik_grad.device:
-        raise ValueError(
-            f"particles are on {particles.device} and loglik_grad is on {loglik_grad.device}; move one to the other."
-        )
+def _check_arrays(h: Tensor, g: Tensor) -> None:
+    if not (isinstance(h, Tensor) and isinstance(g, Tensor)):
+        raise TypeError(f"transport takes two tensors; got {type(h).__name__} and {type(g).__name__}.")
+    if h.ndim != 2 or h.numel() == 0:
+        shape = tuple(h.shape)
+        raise ValueError(f"transport needs particles (n, d) with at least one particle and one dimension; got {shape}.")
+    if g.shape != h.shape:
+        shapes = f"particles have shape {tuple(h.shape)}, loglik_grad has {tuple(g.shape)}"
+        raise ValueError(f"transport needs one gradient for each particle: {shapes}.")
+    if not (h.is_floating_point() and g.is_floating_point()):
+        raise ValueError(f"transport needs real floating-point tensors; got {h.dtype} and {g.dtype}.")
+    if h.device != g.device:
+        raise ValueError(f"particles are on {h.device} and loglik_grad is on {g.device}; move one to the other.")
 
 
 def check_finite(x: Tensor, name: str) -> None:

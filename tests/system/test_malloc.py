@@ -15,7 +15,7 @@ from featureflock.cpu_kernels.malloc import reuse_freed_memory
 
 torch.set_num_threads(1)
 
-def faults_per_page(megabytes=256):
+def faults_per_page(megabytes=64):  # above the largest threshold of glibc, 32 MB
     def faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
