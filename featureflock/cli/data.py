@@ -14,15 +14,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from featureflock.cli.terminal import make_console, progress_bar
-from featureflock.corruptions import (
-    CORRUPTIONS,
-    SEVERITIES,
-    copy_set,
-    find_sets,
-    frost_source,
-    generate_set,
-    open_set,
-)
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES, copy_set, find_sets, frost_source, generate_set, open_set
 from featureflock.data.sources import cache
 from featureflock.data.sources.fetch import get as get_data
 from featureflock.data.sources.registry import PUBLISHED_SETS

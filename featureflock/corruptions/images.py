@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from featureflock.data.rng import cell_normals, cell_uniforms
+from featureflock.data.rng import cell_uniforms
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -28,8 +29,9 @@ class ImageRandom:
         return low + (high - low) * cell_uniforms(shape, self.index_b, *self.keys, stream)
 
     def normal(self, mean: float, std: float, *shape: int, stream: int = 0) -> Floats:
-        """Normal numbers, (B, *shape)."""
-        return mean + std * cell_normals(shape, self.index_b, *self.keys, stream)
+        """Normal numbers Φ⁻¹(uniform), (B, *shape)."""
+        normals: Floats = mean + std * ndtri(cell_uniforms(shape, self.index_b, *self.keys, stream))
+        return normals
 
     def below(self, bound: int, *shape: int, stream: int = 0) -> NDArray[np.int64]:
         """Integers in [0, bound), (B, *shape)."""

@@ -1,18 +1,17 @@
 """Data sets: download and cache, splits, batches and augmentation."""
 
-from featureflock.data.augment import EpochKey, crop_and_flip
+from featureflock.data.augment import EpochKey
 from featureflock.data.examples import Batch, Examples, Normalisation, TensorExamples, content_digest
 from featureflock.data.input_format import InputFormat
-from featureflock.data.rng import Stream, permutation, random_bits
+from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
-from featureflock.data.sets.cifar import CIFAR10, CIFAR100
 from featureflock.data.sets.custom import CustomData
 from featureflock.data.sets.digits import Digits
 from featureflock.data.sets.dominoes import Dominoes
 from featureflock.data.sets.held_out import HeldOut
 from featureflock.data.sets.image_folder import ImageFolder
-from featureflock.data.sets.mnist import MNIST, FashionMNIST
-from featureflock.data.sets.two_view_digits import TwoViewDigits, two_view_digits
+from featureflock.data.sets.published import CIFAR10, CIFAR100, MNIST, FashionMNIST
+from featureflock.data.sets.two_view_digits import two_view_digits
 from featureflock.data.sources.fetch import get
 from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
 from featureflock.data.views import View, only_view
@@ -39,14 +38,11 @@ __all__ = [
     "Stream",
     "StreamedExamples",
     "TensorExamples",
-    "TwoViewDigits",
     "View",
     "content_digest",
-    "crop_and_flip",
     "from_dataset",
     "get",
     "only_view",
     "permutation",
-    "random_bits",
     "two_view_digits",
 ]

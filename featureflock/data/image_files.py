@@ -1,6 +1,4 @@
-"""Image files in one folder per class: ImageNet, and any tree like it.
-
-    FOLDER/train/<class>/*.JPEG    FOLDER/val/<class>/*.JPEG
+"""Image files in one folder per class, <class>/*.JPEG, as in ImageNet.
 
 Training uses random resized crops (Szegedy et al., 2015): a window with 8 to 100 % of the image's area and an aspect
 ratio of 3/4 to 4/3, log-uniform, resized to `size` and flipped with probability ½. Evaluation resizes the shorter side
@@ -29,35 +27,7 @@ IMAGENET_NORMALISATION = Normalisation.for_bytes((0.485, 0.456, 0.406), (0.229, 
 """Mean and std of ImageNet's pixels."""
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
-_TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test")
-
-_MARGIN = 256 / 224
-"""Shorter side of the resized image, relative to the central crop."""
-
-Box = tuple[float, float, float, float]
-
-
-def read_tree(folder: Path, *, size: int, workers: int) -> tuple[StreamedExamples, StreamedExamples, list[str]]:
-    """Return training and test images of a folder tree, and the class names."""
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {folder}; give a folder that contains train/<class>/ and val/<class>/."
-        )
-    parts = []
-    for names in (_TRAIN, _TEST):
-        part = next((folder / name for name in names if (folder / name).is_dir()), None)
-        if part is None:
-            raise FileNotFoundError(f"{folder} contains none of the folders {', '.join(names)}; add one of them.")
-        parts.append(part)
-    train_classes, test_classes = (class_names(part) for part in parts)
-    unknown = sorted(set(test_classes) - set(train_classes))
-    if unknown:
-        raise ValueError(f"{parts[1]} has the class {unknown[0]}, which is not in {parts[0]}.")
-    train, test = (read_classes(part, train_classes, size=size, workers=workers) for part in parts)
-    missing = [name for k, name in enumerate(train_classes) if k not in set(train.labels.tolist())]
-    if missing:
-        raise ValueError(f"{parts[0] / missing[0]} contains no images; add some or remove the folder.")
-    return train, test, train_classes
+_MARGIN = 256 / 224  # shorter side of the resized image, relative to the central crop
 
 
 def class_names(part: Path) -> list[str]:
@@ -101,11 +71,14 @@ class ImageFiles(ExampleReader):
             with Image.open(path) as file:
                 image = to_rgb_image(file)
         if key is None:
-            return _pixels(centre_crop(image, self.size, self.margin))
-        keys = key.seed, key.epoch, index
-        box = random_resized_crop(*image.size, *keys)
-        pixels = _pixels(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
-        return pixels.flip(-1) if uniform(*keys, Stream.FILE_FLIP) < 0.5 else pixels
+            image, flip = centre_crop(image, self.size, self.margin), False
+        else:
+            keys = key.seed, key.epoch, index
+            box = random_resized_crop(*image.size, *keys)
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+            flip = uniform(*keys, Stream.FILE_FLIP) < 0.5
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return pixels.flip(-1) if flip else pixels
 
     def name(self, index: int) -> str:
         return os.path.join(self.folder, self.paths[index])
@@ -125,7 +98,7 @@ class ImageFiles(ExampleReader):
         return sha.hexdigest()
 
 
-def random_resized_crop(width: int, height: int, *keys: int) -> Box:
+def random_resized_crop(width: int, height: int, *keys: int) -> tuple[int, int, int, int]:
     """Return the window of a random resized crop; after ten attempts that do not fit, the largest central window."""
     for attempt in range(10):
         area, aspect, across, down = (uniform(*keys, Stream.FILE_CROP + 4 * attempt + k) for k in range(4))
@@ -156,7 +129,3 @@ def to_rgb_image(file: Image.Image) -> Image.Image:
     if file.mode in ("I", "F"):
         raise ValueError(f"images of mode {file.mode} have no known range")
     return file.convert("RGB")
-
-
-def _pixels(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -7,7 +7,7 @@ whichever process computes it, on whichever device, after any number of interrup
 Python integers and int64 tensors give the same numbers.
 
 Arrays of random numbers for many images use h(keys, i, m(c)) for cell c of image i. The counter c is mixed before it is
-added, so the numbers of one image are never a shifted copy of another's. Normal numbers are Φ⁻¹(uniform).
+added, so the numbers of one image are never a shifted copy of another's.
 """
 
 import math
@@ -16,7 +16,6 @@ from enum import IntEnum
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -94,12 +93,6 @@ def cell_bits(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) ->
 def cell_uniforms(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) -> NDArray[np.float64]:
     """Random numbers in the open interval (0, 1): (B, *shape)."""
     return (cell_bits(shape, index_b, *keys) + 0.5) / 2**32
-
-
-def cell_normals(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) -> NDArray[np.float64]:
-    """Standard normal random numbers: (B, *shape)."""
-    normals: NDArray[np.float64] = ndtri(cell_uniforms(shape, index_b, *keys))
-    return normals
 
 
 def _mix(x: int | Tensor) -> int | Tensor:

@@ -8,8 +8,9 @@ import signal
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from featureflock.data.augment import EpochKey
 from featureflock.data.examples import Batch, Examples, Normalisation, class_labels, content_digest, normalise
 from featureflock.data.rng import random_bits
 
-_Key = tuple[int, int, EpochKey | None]
 _MAX_UNREADABLE = 100
 """Unreadable examples tolerated in one pass; 1 % of the examples if that is more."""
 
@@ -55,43 +55,36 @@ class StreamedExamples(Examples):
     ) -> None:
         self.reader, self.normalisation, self.workers = reader, normalisation, workers
         self.labels, self.indices = class_labels(labels, len(labels)), torch.arange(len(labels))
-        self._shape: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
-        if self._shape is None:
-            problem: Exception | None = None
-            for index in self.indices[:_MAX_UNREADABLE].tolist():
-                try:
-                    self._shape = tuple(self.reader.read(index, None).shape)
-                    break
-                except Exception as error:
-                    problem = error
-            else:
-                raise ValueError(f"None of the first examples can be read: {problem}.")
-        return self._shape
+        problem = "there are none"
+        for index in self.indices[:_MAX_UNREADABLE].tolist():
+            try:
+                return tuple(self.reader.read(index, None).shape)
+            except Exception as error:
+                problem = str(error)
+        raise ValueError(f"None of the first examples can be read: {problem}.")
 
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
-        chosen = ((self.indices[positions].tolist(), self.labels[positions].tolist()) for positions in order)
-        keys = [[(index, label, key) for index, label in zip(*pair, strict=True)] for pair in chosen]
         loader: DataLoader[Any] = DataLoader(
-            _Items(self.reader),
-            batch_sampler=keys,
+            _Items(self.reader.read, self.reader.name),
+            batch_sampler=[[(index, key) for index in self.indices[positions].tolist()] for positions in order],
             collate_fn=_collate,
             num_workers=self.workers,
             worker_init_fn=_ignore_signals,
             pin_memory=device.type == "cuda",
         )
-        unreadable, limit = 0, max(_MAX_UNREADABLE, len(self) // 100)
-        for batch in loader:
-            unreadable += len(batch.unreadable)
-            if unreadable > limit:
+        count, limit = 0, max(_MAX_UNREADABLE, len(self) // 100)
+        for positions, (x, readable, unreadable) in zip(order, loader, strict=True):
+            count += len(unreadable)
+            if count > limit:
                 raise OSError(
-                    f"More than {limit} of {len(self)} examples cannot be read, the last being "
-                    f"{batch.unreadable[-1]}; check that the disk is still mounted."
+                    f"More than {limit} of {len(self)} examples cannot be read, the last being {unreadable[-1]}; check "
+                    "that the disk is still mounted."
                 )
-            x, y = batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True)
-            yield Batch(normalise(x, self.normalisation) if len(x) else x, y, batch.unreadable)
+            x, y = x.to(device, non_blocking=True), self.labels[positions][readable].to(device, non_blocking=True)
+            yield Batch(normalise(x, self.normalisation) if len(x) else x, y, unreadable)
 
     def digest(self) -> str:
         return self.reader.digest()
@@ -112,16 +105,15 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
     reader = _FromDataset(dataset)
     if labels is not None:
         return StreamedExamples(reader, labels, workers=workers)
+    keys = [(index,) for index in range(len(dataset))]  # type: ignore[arg-type]
+    source = _Items(reader.label, reader.name)
     items: list[int | str] = list(
-        DataLoader(_Labels(dataset), batch_size=None, num_workers=workers, worker_init_fn=_ignore_signals)
+        DataLoader(source, batch_size=None, sampler=keys, num_workers=workers, worker_init_fn=_ignore_signals)
     )
     readable = torch.tensor([i for i, item in enumerate(items) if isinstance(item, int)], dtype=torch.int64)
-    unreadable = [item for item in items if isinstance(item, str)]
-    if unreadable:
-        warnings.warn(
-            f"{len(unreadable)} of {len(items)} items cannot be read and are left out, first {unreadable[0]}.",
-            stacklevel=2,
-        )
+    if unreadable := [item for item in items if isinstance(item, str)]:
+        counts = f"{len(unreadable)} of {len(items)} items"
+        warnings.warn(f"{counts} cannot be read and are left out, first {unreadable[0]}.", stacklevel=2)
     labels = torch.tensor([item if isinstance(item, int) else 0 for item in items], dtype=torch.int64)
     return StreamedExamples(reader, labels, workers=workers).select(readable)
 
@@ -136,6 +128,9 @@ class _FromDataset(ExampleReader):
         random.seed(bits)
         np.random.seed(bits)  # noqa: NPY002 — transforms may use the global generator
         return _as_tensor(self.dataset[index][0])
+
+    def label(self, index: int) -> int:
+        return int(self.dataset[index][1])
 
     def name(self, index: int) -> str:
         return f"item {index}"
@@ -153,36 +148,23 @@ def _as_tensor(x: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Labels(Dataset[int | str]):
-    dataset: Dataset[Any]
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> int | str:
-        try:
-            return int(self.dataset[index][1])
-        except Exception as error:
-            return f"item {index} ({error})"
-
-
-@dataclass(frozen=True)
 class _Items(Dataset[Any]):
-    reader: ExampleReader
+    """Calls `read` with keys that begin with an index; an item that cannot be read is its name and error."""
 
-    def __getitem__(self, key: _Key) -> tuple[Tensor, int] | str:
-        index, label, epoch = key
+    read: Callable[..., Any]
+    name: Callable[[int], str]
+
+    def __getitem__(self, key: tuple[Any, ...]) -> Any:
         try:
-            return self.reader.read(index, epoch), label
+            return self.read(*key)
         except Exception as error:
-            return f"{self.reader.name(index)} ({error})"
+            return f"{self.name(key[0])} ({error})"
 
 
-def _collate(items: list[tuple[Tensor, int] | str]) -> Batch:
-    read = [item for item in items if not isinstance(item, str)]
-    x = torch.stack([x for x, _ in read]) if read else torch.empty(0)
-    y = torch.tensor([label for _, label in read], dtype=torch.int64)
-    return Batch(x, y, tuple(item for item in items if isinstance(item, str)))
+def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    x = [item for item in items if not isinstance(item, str)]
+    readable = torch.tensor([not isinstance(item, str) for item in items])
+    return torch.stack(x) if x else torch.empty(0), readable, tuple(item for item in items if isinstance(item, str))
 
 
 def _ignore_signals(worker: int) -> None:

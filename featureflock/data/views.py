@@ -2,9 +2,8 @@
 
     x_only v = x inside view v, the mean training input outside          (zeros after normalisation)
 
-The rest is filled with the mean, not with black, because zeros after normalisation carry no information for the
-network. Black is far from the mean of photographs and would be a second change besides the missing view. Images in
-bytes get the bytes nearest to the mean.
+The rest is filled with the mean, because zeros after normalisation carry no information. Black is far from the mean of
+photographs and would be a second change besides the missing view. Images in bytes get the bytes nearest to the mean.
 """
 
 from typing import NamedTuple

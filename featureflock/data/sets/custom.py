@@ -1,6 +1,5 @@
 """Custom data: arrays, torch Datasets or Examples."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,7 @@ class CustomData(DataSet):
         test = self._examples(self.test, normalisation, 0, False)
         if not len(train) or not len(test):
             raise ValueError(f"Both parts need examples; got {len(train)} for training and {len(test)} for testing.")
-        classes = 1 + int(torch.cat([train.labels, test.labels]).max())
-        return Splits(train, test, classes)
+        return Splits(train, test, classes=1 + int(torch.cat([train.labels, test.labels]).max()))
 
     def _examples(self, data: Any, normalisation: Normalisation | None, padding: int, flip: bool) -> Examples:
         if isinstance(data, Examples):
@@ -51,9 +49,7 @@ class CustomData(DataSet):
             return TensorExamples(x, y, normalisation=normalisation, padding=padding, flip=flip)
         if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             return from_dataset(data, workers=self.workers)
-        raise TypeError(
-            f"Data must be a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}."
-        )
+        raise TypeError(f"Give a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}.")
 
 
 def _is_pair(data: Any) -> bool:
@@ -65,8 +61,7 @@ def _channel_statistics(x: Tensor) -> Normalisation | None:
     if x.dtype != torch.uint8 or x.ndim != 4 or not len(x):
         return None
     counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]).double()
-    frequency = counts / counts.sum(1, keepdim=True)
-    level = torch.arange(256, dtype=torch.float64, device=x.device)
+    frequency, level = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64, device=x.device)
     mean = frequency @ level
-    variance = frequency @ level.square() - mean.square()
-    return Normalisation(tuple(mean.tolist()), tuple(math.sqrt(max(v, 1.0)) for v in variance.tolist()))
+    std = (frequency @ level.square() - mean.square()).clamp(min=1).sqrt()
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

@@ -6,7 +6,6 @@ is by far the easier one. Networks trained by gradient descent prefer the easy v
 which members of an ensemble rely on it.
 
 Every CIFAR-10 image is used once. The digits of its class are shuffled and repeated if there are fewer of them.
-Training pairs come from the two training sets, test pairs from the two test sets.
 """
 
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ from torch import Tensor
 from featureflock.data.examples import Normalisation, TensorExamples
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
-from featureflock.data.sets.cifar import CIFAR10
+from featureflock.data.sets.published import CIFAR10
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.class_names import CIFAR10 as CIFAR10_NAMES
 from featureflock.data.sources.class_names import DIGITS
 from featureflock.data.views import View
 
 _SIZE = 32
-_TRAIN, _TEST = 0, 1
 _DIGIT = Normalisation.for_bytes((0.1000,) * 3, (0.2752,) * 3)
 """Mean and std of MNIST's training digits with a margin of two black pixels."""
 _NORMALISATION = _DIGIT.above(CIFAR10.normalisation)
@@ -51,24 +49,20 @@ class Dominoes(DataSet):
 
     def load(self) -> Splits:
         digits, images = load("mnist"), load("cifar10")
-        train_x = self._pairs(digits.train_x, digits.train_y, images.train_x, images.train_y, _TRAIN)
-        test_x = self._pairs(digits.test_x, digits.test_y, images.test_x, images.test_y, _TEST)
+        train = self._pairs(digits.train_x, digits.train_y, images.train_x, images.train_y, 0)
+        test = self._pairs(digits.test_x, digits.test_y, images.test_x, images.test_y, 1)
         names = tuple(f"{digit} {name}" for digit, name in zip(DIGITS, CIFAR10_NAMES, strict=True))
         upper, lower, all_columns = slice(0, _SIZE), slice(_SIZE, 2 * _SIZE), slice(0, _SIZE)
-        return Splits(
-            TensorExamples(train_x, images.train_y, normalisation=_NORMALISATION),
-            TensorExamples(test_x, images.test_y, normalisation=_NORMALISATION),
-            len(names),
-            class_names=names,
-            views=(View("digit", upper, all_columns), View("image", lower, all_columns)),
-        )
+        views = View("digit", upper, all_columns), View("image", lower, all_columns)
+        return Splits(train, test, len(names), class_names=names, views=views)
 
-    def _pairs(self, digits: Tensor, digit_y: Tensor, images: Tensor, image_y: Tensor, part: int) -> Tensor:
-        """Return (N, 3, 64, 32) in bytes, in the order of the CIFAR-10 images."""
+    def _pairs(self, digits: Tensor, digit_y: Tensor, images: Tensor, image_y: Tensor, part: int) -> TensorExamples:
+        """Return images (N, 3, 64, 32) in the order of the CIFAR-10 images."""
         margin = (_SIZE - digits.shape[-1]) // 2
         chosen = match_digits(digit_y, image_y, self.pairs_seed, part)
         upper = F.pad(digits, [margin] * 4)[chosen].expand(-1, 3, -1, -1)
-        return torch.cat([upper, images], dim=2).contiguous(memory_format=torch.channels_last)
+        x = torch.cat([upper, images], dim=2).contiguous(memory_format=torch.channels_last)
+        return TensorExamples(x, image_y, normalisation=_NORMALISATION)
 
 
 def match_digits(digit_y: Tensor, image_y: Tensor, *keys: int) -> Tensor:

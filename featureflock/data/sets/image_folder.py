@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
 
-from featureflock.data.image_files import read_tree
+from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 
 
@@ -28,5 +28,20 @@ class ImageFolder(DataSet):
 
     def load(self) -> Splits:
         workers = max(1, (cpu_count() or 1) - 1) if self.workers is None else self.workers
-        train, test, names = read_tree(self.folder, size=self.size, workers=workers)
-        return Splits(train, test, len(names), class_names=tuple(names))
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"There is no folder {self.folder}; it must contain train/<class>/ and val/<class>/."
+            )
+        parts = []
+        for names in (("train", "training"), ("val", "valid", "validation", "test")):
+            part = next((self.folder / name for name in names if (self.folder / name).is_dir()), None)
+            if part is None:
+                raise FileNotFoundError(f"{self.folder} contains none of the folders {', '.join(names)}; add one.")
+            parts.append(part)
+        classes = class_names(parts[0])
+        if unknown := sorted(set(class_names(parts[1])) - set(classes)):
+            raise ValueError(f"{parts[1]} has the class {unknown[0]}, which is not in {parts[0]}.")
+        train, test = (read_classes(part, classes, size=self.size, workers=workers) for part in parts)
+        if missing := sorted(set(range(len(classes))) - set(train.labels.tolist())):
+            raise ValueError(f"{parts[0] / classes[missing[0]]} contains no images; add some or remove the folder.")
+        return Splits(train, test, len(classes), class_names=tuple(classes))

@@ -57,10 +57,7 @@ def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], c
 
 
 CIFAR10_BATCHES = FileLayout(
-    (*_BATCHES, "test_batch"),
-    (".", "cifar-10-batches-py"),
-    "cifar-10-python.tar.gz",
-    partial(_read_batches, "labels"),
+    (*_BATCHES, "test_batch"), (".", "cifar-10-batches-py"), "cifar-10-python.tar.gz", partial(_read_batches, "labels")
 )
 CIFAR100_BATCHES = FileLayout(
     ("train", "test"), (".", "cifar-100-python"), "cifar-100-python.tar.gz", partial(_read_batches, "fine_labels")

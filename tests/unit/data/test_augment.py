@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from featureflock.data import EpochKey, TensorExamples, crop_and_flip
+from featureflock.data import EpochKey, TensorExamples
+from featureflock.data.augment import crop_and_flip
 from featureflock.data.rng import permutation, random_bits
 
 CPU = torch.device("cpu")

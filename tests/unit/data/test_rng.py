@@ -5,11 +5,11 @@ import math
 import numpy as np
 import torch
 
+from featureflock.corruptions.images import ImageRandom
 from featureflock.data.rng import (
     Stream,
     below,
     cell_bits,
-    cell_normals,
     cell_uniforms,
     permutation,
     random_bits,
@@ -64,7 +64,7 @@ def test_cell_numbers_are_those_of_their_keys():
         torch.from_numpy(cell_uniforms((), index, 1) * 2**32 - 0.5).long()[0],
         torch.tensor(int(cell_bits((), index, 1)[0])),
     )
-    z = cell_normals((1000, 100), index, 3)
+    z = ImageRandom(index, (3,)).normal(0, 1, 1000, 100)
     assert np.abs(z.mean(axis=(1, 2))).max() < 5 / np.sqrt(1e5)
     assert np.abs(z.std(axis=(1, 2)) - 1).max() < 5 / np.sqrt(2e5)
     assert abs((z**4).mean() - 3) < 5 * np.sqrt(96 / 3e5)
