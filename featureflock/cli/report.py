@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from featureflock.cli.evaluate import Request, print_tables, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol
-from featureflock.evaluation.results import EvaluationResults
 from featureflock.report import read_report, write_report
 from featureflock.utils.files import check_folder
 
@@ -36,20 +34,17 @@ def main(args: list[str]) -> None:
     options = tyro.cli(Options, prog="featureflock report", args=args)
     console = make_console()
     source = _results_path(options)
-    default = Path("featureflock-report") if source is None else source.parent
-    out = default if options.out is None else options.out
+    out = options.out or (Path("featureflock-report") if source is None else source.parent)
     check_folder(out)
-    results, images = _evaluated(options, console) if source is None else read_report(source)
-    page = write_report(results, images, out)
+    if source is None:
+        evaluation = run_evaluation(options, console)
+        print_tables(evaluation, console)
+        page = write_report(evaluation.results, evaluation.images, out)
+    else:
+        page = write_report(*read_report(source), out)
     console.print(f"wrote {page}, and beside it results.json, table.md, table.tex and figures/", soft_wrap=True)
     if options.open and not webbrowser.open(page.absolute().as_uri()):
         console.print(f"No browser was found; open {page} yourself.", soft_wrap=True)
-
-
-def _evaluated(options: Options, console: Console) -> tuple[EvaluationResults, dict[str, bytes]]:
-    evaluation = run_evaluation(options, console)
-    print_tables(evaluation, console)
-    return evaluation.results, evaluation.images
 
 
 def _results_path(options: Options) -> Path | None:

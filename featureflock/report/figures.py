@@ -1,29 +1,27 @@
 """The figures of the report. Each takes the rows and returns None where there is nothing to show."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from featureflock.evaluation.metrics.registry import METRICS
-from featureflock.evaluation.results import ReliabilityCurve, RunResult
+from featureflock.evaluation.results import ReliabilityCurve, RunResult, Scores
 from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.methods import DeepEnsembles
 from featureflock.report import svg
-from featureflock.report.plots import WIDTH, Box, Figure, Series, box_of, box_panel, heading, legend, line_panel
+from featureflock.report.plots import WIDTH, Box, Figure, Series, box_panel, heading, legend, line_panel
 from featureflock.report.rows import ReportRow, corrupted_sets
 from featureflock.report.svg import Panel, Plot, Scale, tag
 from featureflock.report.tables import shorten
 
 Rows = Sequence[ReportRow]
-
-
+_BySize = dict[int, list[Scores]]
+"""Scores of each run by number of members."""
 _SCORES = ("accuracy", "nll")
 """Metrics of the figures with one panel each."""
-_MAX_LINES = 24
-"""Single runs are drawn behind their mean up to this number of runs."""
 
 
 def severity_boxes(rows: Rows) -> Figure | None:
@@ -36,14 +34,13 @@ def severity_boxes(rows: Rows) -> Figure | None:
     for key in _SCORES:
         title, factor, top = _axis(key)
         boxes: list[tuple[ReportRow, list[Box | float]]] = []
+        medians = []
         for row in rows:
-            by_severity = [
-                box_of([_corrupted(row, c, severity, key) for c, found in sets.items() if severity in found])
-                for severity in severities
-            ]
-            boxes.append((row, [_clean(row, key).mean, *by_severity]))
-        medians = "; ".join(f"{row.title}: {_medians(entries, severities, factor)}" for row, entries in boxes)
-        label = f"Box plots of {title} over {len(sets)} corruptions by severity. Medians of {medians}."
+            by_severity = [_box(row, [c for c in sets if s in sets[c]], s, key) for s in severities]
+            boxes.append((row, [mean([run.clean.calibrated[key] for run in row.runs]).mean, *by_severity]))
+            texts = (f"{factor * b.median:.4g} at severity {s}" for s, b in zip(severities, by_severity, strict=True))
+            medians.append(f"{row.title}: {', '.join(texts)}")
+        label = f"Box plots of {title} over {len(sets)} corruptions by severity. Medians of {'; '.join(medians)}."
         panels.append(box_panel(title, "severity", label, ["clean", *severities], boxes, factor, top))
     caption = (
         f"Each box shows the distribution over {len(sets)} corruptions of the test set at one severity: median, "
@@ -56,17 +53,13 @@ def severity_boxes(rows: Rows) -> Figure | None:
 
 def sub_ensembles(rows: Rows) -> Figure | None:
     """Accuracy and NLL of ensembles of some of the members."""
-    if all(row.members == 1 for row in rows):
+    if all(row.group.members == 1 for row in rows):
         return None
-
-    def series(key: str) -> list[Series]:
-        return [_series(row, {int(n): _by_size(row, n, key) for n in _sizes(row)}) for row in rows]
-
     caption = (
         "Ensembles of some of the members: mean over up to 5 subsets of consecutive members, then over seeds; the band "
         "is ± one standard deviation over seeds. After temperature scaling."
     )
-    panels = _size_panels(series, "number of members")
+    panels = _size_panels([(row, _sub_ensembles(row)) for row in rows], "number of members")
     return Figure("sub-ensembles", "Accuracy and NLL of smaller ensembles", caption, panels, legend(rows))
 
 
@@ -74,30 +67,24 @@ def trained_sizes(rows: Rows) -> Figure | None:
     """Accuracy and NLL of ensembles that were trained in several sizes: a figure of the paper."""
     methods: dict[str, dict[int, ReportRow]] = {}
     for row in rows:
-        methods.setdefault(row.group.method, {}).setdefault(row.members, row)
+        methods.setdefault(row.group.method, {}).setdefault(row.group.members, row)
     sizes = {size for found in methods.values() if len(found) > 1 for size in found}
     if sum(map(len, methods.values())) < len(rows) or not sizes:  # rows differ in something else
         return None
-    titled = {method: replace(next(iter(found.values())), title=method) for method, found in methods.items()}
-
-    def series(key: str) -> list[Series]:
-        lines = []
-        for method, found in methods.items():
-            points = {size: _clean(row, key) for size, row in found.items()}
-            if method == DeepEnsembles.title:  # smaller ensembles are subsets of the largest
-                largest = found[max(found)]
-                missing = sizes & set(map(int, _sizes(largest))) - points.keys()
-                points |= {size: _by_size(largest, str(size), key) for size in missing}
-            lines.append(_series(titled[method], points))
-        return lines
-
+    lines = []
+    for method, found in methods.items():
+        points = {size: [run.clean.calibrated for run in row.runs] for size, row in found.items()}
+        if method == DeepEnsembles.title:  # smaller ensembles are subsets of the largest
+            subsets = _sub_ensembles(found[max(found)])
+            points = {size: scores for size, scores in subsets.items() if size in sizes} | points
+        lines.append((replace(next(iter(found.values())), title=method), points))
     caption = (
         "Each point is an ensemble trained with that number of members: mean over seeds, the band is ± one standard "
         "deviation. Members of Deep Ensembles are independent, so their smaller ensembles are subsets of the largest. "
         "After temperature scaling."
     )
-    panels = _size_panels(series, "number of members trained together")
-    return Figure("sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(titled.values()))
+    panels = _size_panels(lines, "number of members trained together")
+    return Figure("sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(row for row, _ in lines))
 
 
 def reliability(rows: Rows) -> Figure:
@@ -119,20 +106,15 @@ def risk_coverage(rows: Rows) -> Figure:
         coverage = curves[0]["coverage"]
         risks = np.array([np.interp(coverage, curve["coverage"], curve["risk"]) for curve in curves])
         series.append(_series(row, {x: mean(column.tolist()) for x, column in zip(coverage, risks.T, strict=True)}))
-    texts = "; ".join(
-        f"{s.row.title} {100 * _at(s, 0.5):.1f} % on the most confident half, {100 * s.points[-1][1]:.1f} % on all"
-        for s in series
-    )
-    panel = line_panel(
-        "Error rate of the predictions made, %",
-        "coverage, % of examples, most confident first",
-        f"Risk-coverage curves, error rates: {texts}.",
-        series,
-        x_range=(0, 1),
-        floor=0,
-        factors=(100, 100),
-        markers=False,
-    )
+    texts = []
+    for s in series:
+        half = np.interp(0.5, [x for x, _, _ in s.points], [y for _, y, _ in s.points])
+        rates = f"{100 * half:.1f} % on the most confident half, {100 * s.points[-1][1]:.1f} % on all"
+        texts.append(f"{s.row.title} {rates}")
+    label = f"Risk-coverage curves, error rates: {'; '.join(texts)}."
+    title, x_label = "Error rate of the predictions made, %", "coverage, % of examples, most confident first"
+    style: dict[str, Any] = {"x_range": (0, 1), "floor": 0, "factors": (100, 100), "markers": False}
+    panel = line_panel(title, x_label, label, series, **style)
     caption = (
         "If the ensemble predicts only where its top probability is largest: the error rate of these predictions, by "
         "the fraction of examples that it predicts. Before calibration; mean over seeds, the band is ± one standard "
@@ -143,7 +125,7 @@ def risk_coverage(rows: Rows) -> Figure:
 
 def member_accuracies(rows: Rows) -> Figure | None:
     """Accuracy of each member and of the ensemble."""
-    if all(row.members == 1 for row in rows):
+    if all(row.group.members == 1 for row in rows):
         return None
     runs = [run for row in rows for run in row.runs]
     limits = svg.padded([a for run in runs for a in (*run.details.member_accuracy, _accuracy(run))], floor=0, top=1)
@@ -163,13 +145,13 @@ def training_curves(rows: Rows) -> Figure | None:
         "Validation NLL, nats": lambda line: (line.get("validation") or {}).get("nll"),
         "Validation accuracy, %": lambda line: (line.get("validation") or {}).get("accuracy"),
     }
-    panels, with_single = [], sum(len(row.runs) for row in rows) <= _MAX_LINES
+    panels, with_single = [], sum(len(row.runs) for row in rows) <= 24  # more lines would hide the means
     for title, value in wanted.items():
         series = [curve for row in rows if (curve := _curve(row, value, with_single)) is not None]
         if series:
             label = f"{title} by epoch: {'; '.join(f'{s.row.title} {s.points[-1][1]:.4g} at the end' for s in series)}."
             few = max(len(s.points) for s in series) <= 20
-            panels.append(line_panel(title, "epoch", label, series, integer_x=True, markers=few))
+            panels.append(line_panel(title, "epoch", label, series, markers=few))
     if not panels:
         return None
     caption = (
@@ -221,13 +203,18 @@ def _axis(key: str) -> tuple[str, float, float]:
     return (title, 100, 1.0) if metric.percent else (title, 1, math.inf)
 
 
-def _size_panels(series_of: Callable[[str], list[Series]], x_text: str) -> list[Panel]:
+def _size_panels(lines: Sequence[tuple[ReportRow, _BySize]], x_text: str) -> list[Panel]:
     panels = []
     for key in _SCORES:
-        (title, factor, top), series = _axis(key), series_of(key)
-        values = "; ".join(f"{s.row.title} {_first_and_last(s, factor)}" for s in series)
-        style: dict[str, Any] = {"floor": 0, "top": top, "factors": (1, factor), "integer_x": True}
-        panels.append(line_panel(title, "members", f"{title} by {x_text}: {values}.", series, **style))
+        title, factor, top = _axis(key)
+        series, texts = [], []
+        for row, by_size in lines:
+            series.append(_series(row, {n: mean([scores[key] for scores in runs]) for n, runs in by_size.items()}))
+            (n, first, _), (m, last, _) = series[-1].points[0], series[-1].points[-1]
+            text = f", {factor * last:.4g} with {m:g}" if m != n else ""
+            texts.append(f"{row.title} {factor * first:.4g} with {n:g}{text}")
+        label = f"{title} by {x_text}: {'; '.join(texts)}."
+        panels.append(line_panel(title, "members", label, series, floor=0, top=top, factors=(1, factor)))
     return panels
 
 
@@ -303,7 +290,7 @@ def _members_panel(row: ReportRow, low: float, high: float) -> Panel:
     line, left = 22, 58
     height = 30 + line * len(row.runs) + 42
     plot = Plot(Scale(low, high, left, WIDTH - 12), Scale(0, len(row.runs), height - 42, 30))
-    parts = [heading(shorten(row.title, 52)), plot.frame(svg.percent_ticks(low, high, 6), [], "accuracy, %")]
+    parts = [heading(shorten(row.title, 52)), plot.frame(svg.scaled_ticks(low, high, about=6), [], "accuracy, %")]
     texts = []
     for k, run in enumerate(row.runs):
         y, members, ensemble = 30 + line * (k + 0.5), run.details.member_accuracy, _accuracy(run)
@@ -323,32 +310,12 @@ def _accuracy(run: RunResult) -> float:
     return run.clean.calibrated["accuracy"]
 
 
-def _clean(row: ReportRow, key: str) -> SeedMean:
-    return row.over_seeds(lambda run: run.clean.calibrated[key])
+def _box(row: ReportRow, corruptions: Iterable[str], severity: str, key: str) -> Box:
+    """Distribution over the corruptions of the means over seeds."""
+    means = [mean([run.corrupted[c][severity].calibrated[key] for run in row.runs]).mean for c in corruptions]
+    return Box(*np.percentile(means, (0, 25, 50, 75, 100)).tolist())
 
 
-def _corrupted(row: ReportRow, corruption: str, severity: str, key: str) -> float:
-    return row.over_seeds(lambda run: run.corrupted[corruption][severity].calibrated[key]).mean
-
-
-def _by_size(row: ReportRow, size: str, key: str) -> SeedMean:
-    return row.over_seeds(lambda run: run.details.by_size[size][key])
-
-
-def _sizes(row: ReportRow) -> list[str]:
-    """Sizes that all runs have."""
-    return [size for size in row.runs[0].details.by_size if all(size in run.details.by_size for run in row.runs)]
-
-
-def _medians(entries: Sequence[Box | float], severities: Sequence[str], factor: float) -> str:
-    boxes = [entry for entry in entries if isinstance(entry, Box)]
-    return ", ".join(f"{factor * box.median:.4g} at severity {s}" for s, box in zip(severities, boxes, strict=True))
-
-
-def _first_and_last(s: Series, factor: float) -> str:
-    (n, first, _), (m, last, _) = s.points[0], s.points[-1]
-    return f"{factor * first:.4g} with {n:g}" + (f", {factor * last:.4g} with {m:g}" if m != n else "")
-
-
-def _at(s: Series, x: float) -> float:
-    return float(np.interp(x, [point[0] for point in s.points], [point[1] for point in s.points]))
+def _sub_ensembles(row: ReportRow) -> _BySize:
+    runs = [run.details.by_size for run in row.runs]
+    return {int(size): [run[size] for run in runs] for size in runs[0] if all(size in run for run in runs)}

@@ -9,39 +9,26 @@ from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
 from featureflock.report.tables import MAIN, TableCell, comparison, in_words, metrics_in, shared_seeds, significance
 
 _TILES = ("accuracy", "nll", "corrupted_accuracy", "corrupted_nll")
-_MANY = 10
-"""From this number of confidence intervals on, the page warns of false positives."""
-
-
-class Tile(NamedTuple):
-    """A headline number."""
-
-    title: str
-    meaning: str
-    value: str
-    spread: str
-    methods: str
 
 
 class Finding(NamedTuple):
-    """A sentence of the summary."""
+    """A sentence of the summary; the lead is bold and may be empty."""
 
     lead: str
-    """Set in bold before the text; may be empty."""
     text: str
 
 
-def tiles(results: EvaluationResults) -> list[Tile]:
+def tiles(results: EvaluationResults) -> list[dict[str, str]]:
     """The best value of a few metrics, and the methods that reach it."""
     found = []
     for metric, column in _columns(results):
         if metric.key in _TILES:
             best = [cells for cells in column if cells[1].best] or column[:1]
             methods = in_words(name.text for name, _ in best) if len(best) <= 2 else f"{len(best)} methods"
-            cell = best[0][1]
             title = f"{_name(metric)} (corrupted test sets)" if metric.group == "corrupted" else metric.title
-            value = cell.text + "\u202f%" * metric.percent
-            found.append(Tile(title.removesuffix(", %"), metric.meaning, value, cell.spread, methods))
+            tile = {"title": title.removesuffix(", %"), "meaning": metric.meaning, "methods": methods}
+            cell = best[0][1]
+            found.append(tile | {"value": cell.text + "\u202f%" * metric.percent, "spread": cell.spread})
     return found
 
 
@@ -61,7 +48,7 @@ def findings(results: EvaluationResults) -> list[Finding]:
     if len(groups) > 1 and not compared:
         found.append(Finding("", "No run of Deep Ensembles shares a seed with another method, so none are compared."))
     intervals = sum(metric.key in g.differences for g in paired for metric in metrics)
-    if intervals >= _MANY:
+    if intervals >= 10:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
         found.append(Finding("", text))
     return found
@@ -118,11 +105,9 @@ def _only(group: GroupResult) -> str:
     accuracy, member = group.metrics["accuracy"].mean, group.metrics["member_accuracy"].mean
     if group.members == 1:
         return f"{group.title}, a single network, classifies {100 * accuracy:.2f} % of the test examples correctly."
+    correct = f"{group.members} members classifies {100 * accuracy:.2f} % of the test examples correctly"
     gain = f"{100 * abs(accuracy - member):.2f} points {'more' if accuracy >= member else 'less'}"
-    return (
-        f"{group.title} with {group.members} members classifies {100 * accuracy:.2f} % of the test examples correctly, "
-        f"{gain} than its members on average."
-    )
+    return f"{group.title} with {correct}, {gain} than its members on average."
 
 
 def _name(metric: Metric) -> str:

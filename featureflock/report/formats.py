@@ -1,13 +1,15 @@
 """Tables as Markdown, as LaTeX and for a terminal."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.report.tables import ColumnHeader, Table, TableCell, comparison, differences
+from featureflock.report.tables import Table, comparison, differences
 from featureflock.report.views import view_tables
 
 _LATEX = {letter: rf"\{letter}" for letter in "{}$&#%_"} | {letter: f"${letter}$" for letter in "<>|"}
@@ -23,16 +25,16 @@ def main_tables(results: EvaluationResults) -> list[Table]:
 
 def markdown(table: Table) -> str:
     """A Markdown table with the best values in bold and the note below."""
-    headers = [_markdown_text(_header(header)) for header in table.headers]
     rules = ["---:" if header.numeric else "---" for header in table.headers]
-    rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
-    lines = ["| " + " | ".join(row) + " |" for row in (headers, rules, *rows)]
+    first, *rows = _written(table, _markdown_text, "**{}**")
+    lines = ["| " + " | ".join(row) + " |" for row in (first, rules, *rows)]
     return "\n".join([*lines, "", table.note, ""])
 
 
 def latex(table: Table) -> str:
     """A LaTeX table with booktabs rules."""
     alignment = "".join("r" if header.numeric else "l" for header in table.headers)
+    first, *rows = (" & ".join(row) + r" \\" for row in _written(table, latex_text, r"\textbf{{{}}}"))
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -40,9 +42,9 @@ def latex(table: Table) -> str:
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        " & ".join(latex_text(_header(header)) for header in table.headers) + r" \\",
+        first,
         r"\midrule",
-        *(" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows),
+        *rows,
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -58,56 +60,35 @@ def latex_text(text: str) -> str:
 
 def terminal_tables(results: EvaluationResults) -> list[RichTable]:
     """The main tables for a terminal, one column per row of the table, so that a few methods fit side by side."""
-    title = f"{results.data}: {results.examples:,} test examples"
-    tables = main_tables(results)
-    return [_transposed(table, title if k == 0 else table.title) for k, table in enumerate(tables)]
+    first, *others = main_tables(results)
+    tables = [replace(first, title=f"{results.data}: {results.examples:,} test examples"), *others]
+    return [terminal_table(table, transposed=True) for table in tables]
 
 
-def terminal_table(table: Table) -> RichTable:
-    """One table for a terminal, one line per row."""
-    shown = _empty(table.title, table.note)
-    shown.show_edge = False
-    for header in table.headers:
-        shown.add_column(Text(_header(header)), justify="right" if header.numeric else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*map(_terminal_cell, row))
+def terminal_table(table: Table, transposed: bool = False) -> RichTable:
+    """One table for a terminal, one line per row, or one column per row if transposed."""
+    shown = RichTable(title=Text(table.title), caption=Text(table.note), box=box.SIMPLE_HEAD, show_edge=transposed)
+    shown.title_justify = shown.caption_justify = "left"
+    numeric = [header.numeric for header in table.headers]
+    grid = [[Text(text) for text in table.header_texts]]
+    grid += [[Text(cell.plain, style="bold" if cell.best else "") for cell in row] for row in table.rows]
+    if transposed:
+        grid, numeric = [list(column) for column in zip(*grid, strict=True)], [False, *[True] * len(table.rows)]
+        grid[0][0] = Text()
+    for title, right in zip(grid[0], numeric, strict=True):
+        shown.add_column(title, justify="right" if right else "left", overflow="fold")
+    for line in grid[1:]:
+        shown.add_row(*line)
+    shown.columns[0].overflow = "ellipsis" if transposed else "fold"
     return shown
 
 
-def _transposed(table: Table, title: str) -> RichTable:
-    shown = _empty(title, table.note)
-    shown.add_column("")
-    for row in table.rows:
-        shown.add_column(Text(row[0].text), justify="right", overflow="fold")
-    for k, header in enumerate(table.headers[1:], 1):
-        shown.add_row(Text(_header(header)), *(_terminal_cell(row[k]) for row in table.rows))
-    return shown
-
-
-def _empty(title: str, note: str) -> RichTable:
-    return RichTable(
-        title=Text(title), caption=Text(note), box=box.SIMPLE_HEAD, caption_justify="left", title_justify="left"
-    )
-
-
-def _header(header: ColumnHeader) -> str:
-    return f"{header.title} {header.arrow}".strip()
-
-
-def _terminal_cell(cell: TableCell) -> Text:
-    return Text(cell.plain, style="bold" if cell.best else "")
-
-
-def _markdown_cell(cell: TableCell) -> str:
-    text = _markdown_text(cell.plain)
-    return f"**{text}**" if cell.best else text
+def _written(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Headers and rows, escaped, with the best values in bold."""
+    rows = [[bold.format(escape(c.plain)) if c.best else escape(c.plain) for c in row] for row in table.rows]
+    return [[escape(text) for text in table.header_texts], *rows]
 
 
 def _markdown_text(text: str) -> str:
     text = re.sub(r"([\\|*_`~]|(?<=\])[(:])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _latex_cell(cell: TableCell) -> str:
-    text = latex_text(cell.plain)
-    return rf"\textbf{{{text}}}" if cell.best else text

@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -14,22 +13,6 @@ from featureflock.report.tables import in_words
 
 _DISPLAY = 112
 """Size of a disputed image on the page, in CSS pixels."""
-
-
-class MemberPrediction(NamedTuple):
-    """A member's most probable class."""
-
-    name: str
-    probability: str
-    correct: bool
-
-
-class RowPredictions(NamedTuple):
-    """Predictions of the members of one row."""
-
-    row: ReportRow
-    members: list[MemberPrediction]
-    correct: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +26,8 @@ class DisputedImage:
     """data: URI of the image; empty for inputs that are not images."""
     alt: str
     width: int
-    predictions: list[RowPredictions]
+    predictions: list[tuple[ReportRow, list[tuple[str, str, bool]]]]
+    """Each member's most probable class, its probability, and whether it is correct."""
 
 
 @dataclass(frozen=True)
@@ -85,36 +69,32 @@ def cam_figure(
     figure = results.cam_figure
     if figure is None:
         return None
-    names = [_class_name(results, label) for label in figure.labels]
     shown = figure.members_shown
-    some = f" The first {shown} members are shown." if any(row.members > shown for row in rows) else ""
+    some = f" The first {shown} members are shown." if any(row.group.members > shown for row in rows) else ""
     caption = (
         "Beside each test image the class activation map (Grad-CAM) of each member for the class that the ensemble "
         f"predicts; bright regions support it. The images are the first of each class, not selected.{some}"
     )
-    shown_images = in_words(f"{_article(name)} {name}" for name in names)
+    classes = in_words(_with_article(_class_name(results, label)) for label in figure.labels)
     groups = (f"{title} (seed {seed})" for title, seed in zip(figure.groups, figure.seeds, strict=True))
-    alt = f"Class activation maps of {in_words(groups)}, over images of {shown_images}."
-    data = images[figure.image]
-    return ImageFigure(_data_uri(data), alt, caption, _size(data)[0])
+    uri, width, _ = _encode(images[figure.image])
+    return ImageFigure(uri, f"Class activation maps of {in_words(groups)}, over images of {classes}.", caption, width)
 
 
 def _disputed(
     results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow], example: DisputedExample
 ) -> DisputedImage:
-    name = _class_name(results, example.label)
-    predictions = []
+    name, predictions = _class_name(results, example.label), []
     for row in rows:
-        members = [
-            MemberPrediction(_class_name(results, predicted), f"{100 * p:.0f}\u202f%", predicted == example.label)
-            for predicted, p in example.predictions.get(row.title, ())
-        ]
-        if members:
-            predictions.append(RowPredictions(row, members, sum(member.correct for member in members)))
+        if members := example.predictions.get(row.title):
+            shown = [(_class_name(results, k), f"{100 * p:.0f}\u202f%", k == example.label) for k, p in members]
+            predictions.append((row, shown))
     uri, width = "", 0
     if example.image is not None:
-        uri, width = _data_uri(images[example.image]), _display_width(*_size(images[example.image]))
-    alt = f"test image {example.position}, {_article(name)} {name}"
+        uri, width, height = _encode(images[example.image])
+        longest = max(width, height)  # small images are enlarged by a whole factor, so that each pixel is a square
+        width = width * (_DISPLAY // longest) if longest <= _DISPLAY else round(_DISPLAY * width / longest)
+    alt = f"test image {example.position}, {_with_article(name)}"
     return DisputedImage(example.position, name, f"{example.mutual_information:.3f}", uri, alt, width, predictions)
 
 
@@ -122,20 +102,11 @@ def _class_name(results: EvaluationResults, label: int) -> str:
     return results.class_names[label] if label < len(results.class_names) else f"class {label}"
 
 
-def _article(name: str) -> str:
-    return "an" if name[:1].lower() in tuple("aeio8") else "a"
+def _with_article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in tuple('aeio8') else 'a'} {name}"
 
 
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
-def _size(png: bytes) -> tuple[int, int]:
+def _encode(png: bytes) -> tuple[str, int, int]:
+    """data: URI, width and height."""
     with Image.open(io.BytesIO(png)) as image:
-        return image.size
-
-
-def _display_width(width: int, height: int) -> int:
-    """In CSS pixels; small images are enlarged by a whole factor, so that each pixel is a square."""
-    longest = max(width, height)
-    return width * (_DISPLAY // longest) if longest <= _DISPLAY else round(_DISPLAY * width / longest)
+        return "data:image/png;base64," + base64.b64encode(png).decode(), *image.size

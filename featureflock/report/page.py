@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from featureflock.evaluation.results import EvaluationResults
+from featureflock.evaluation.results import EvaluationResults, RunResult
+from featureflock.evaluation.runs import flatten
 from featureflock.report import figures, tables
 from featureflock.report.findings import findings, tiles
 from featureflock.report.images import DisputedImages, ImageFigure, cam_figure, disputed_images
 from featureflock.report.plots import Figure, symbol
-from featureflock.report.provenance import facts, row_provenance
 from featureflock.report.robustness_tables import corruption_table, ood_table
 from featureflock.report.rows import report_rows
 from featureflock.report.svg import COLOURS
@@ -20,14 +20,11 @@ from featureflock.report.tables import Table, metric_table, metrics_in, plural
 from featureflock.report.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
-
-
 Part = Table | Figure | ImageFigure | DisputedImages
+_Facts = list[tuple[str, str]]
 
 
 class Section(NamedTuple):
-    """A section of the page."""
-
     name: str
     title: str
     parts: list[Part]
@@ -36,7 +33,7 @@ class Section(NamedTuple):
 def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> list[Section]:
     """All tables and figures that there are results for."""
     rows = report_rows(results)
-    ensembles = any(row.members > 1 for row in rows)
+    ensembles = any(row.group.members > 1 for row in rows)
     uncalibrated = metric_table(results, "uncalibrated", "Before calibration", metrics_in(results, "uncalibrated"))
     members = metric_table(results, "members", "Members and their diversity", metrics_in(results, "members"))
     severity = metric_table(results, "severities", "Means by severity", metrics_in(results, "severity"))
@@ -70,8 +67,8 @@ def render_page(results: EvaluationResults, sections: list[Section]) -> str:
         tiles=tiles(results),
         findings=findings(results),
         sections=sections,
-        rows=row_provenance(report_rows(results)),
-        provenance=facts(results.provenance),
+        rows=_rows(results),
+        provenance=_facts(results.provenance),
         test_sets=_test_sets(results),
         notes=results.notes,
         glossary=_glossary(results),
@@ -86,18 +83,12 @@ def render_page(results: EvaluationResults, sections: list[Section]) -> str:
 
 def _counts(results: EvaluationResults) -> list[str]:
     kinds = [test_set.kind for test_set in results.test_sets]
-    counts = [
-        (len(results.runs), "run", "runs"),
-        (len(results.groups), "method", "methods"),
-        (results.examples, "test example", "test examples"),
-        (results.classes, "class", "classes"),
-        (kinds.count("corrupted"), "corrupted test set", "corrupted test sets"),
-        (kinds.count("ood"), "OOD set", "OOD sets"),
-    ]
-    return [plural(count, one, many) for count, one, many in counts if count]
+    counts = {"run": len(results.runs), "method": len(results.groups), "test example": results.examples}
+    counts |= {"class": results.classes, "corrupted test set": kinds.count("corrupted"), "OOD set": kinds.count("ood")}
+    return [plural(count, one) for one, count in counts.items() if count]
 
 
-def _glossary(results: EvaluationResults) -> list[tuple[str, str]]:
+def _glossary(results: EvaluationResults) -> _Facts:
     """Metrics and what they mean; those with the same meaning together."""
     titles: dict[str, list[str]] = {}
     for metric in metrics_in(results, "clean", "uncalibrated", "members", "views"):
@@ -105,13 +96,12 @@ def _glossary(results: EvaluationResults) -> list[tuple[str, str]]:
     return [(", ".join(names), meaning[:1].upper() + meaning[1:]) for meaning, names in titles.items() if meaning]
 
 
-def _test_sets(results: EvaluationResults) -> list[tuple[str, str]]:
+def _test_sets(results: EvaluationResults) -> _Facts:
     """Each test set with the examples used; the corrupted ones together."""
     used, every = results.examples, results.test_examples
     sizes = f"all {used:,} examples" if used == every else f"{used:,} of {every:,} examples, balanced over the classes"
     found = [("clean", sizes)]
-    corrupted = [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]
-    if corrupted:
+    if corrupted := [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]:
         names = [test_set.name.rpartition("-") for test_set in corrupted]
         corruptions = ", ".join(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in names))
         severities = ", ".join(sorted({severity for _, _, severity in names}))
@@ -123,3 +113,54 @@ def _test_sets(results: EvaluationResults) -> list[tuple[str, str]]:
         elif test_set.kind == "ood":
             found.append((f"OOD: {test_set.name}", plural(test_set.examples, "input")))
     return found
+
+
+def _rows(results: EvaluationResults) -> list[dict[str, Any]]:
+    """Each row with its recipe as (name, value, whether rows differ), and the facts of each start of its runs."""
+    rows = report_rows(results)
+    recipes = [_fields(row.runs[0].recipe) for row in rows]
+    found = []
+    for row, fields in zip(rows, recipes, strict=True):
+        recipe = [(name, value, any(r.get(name) != value for r in recipes)) for name, value in fields.items()]
+        runs = [(f"{run.name}, seed {run.seed}", _run(run)) for run in row.runs]
+        found.append({"row": row, "recipe": recipe, "runs": runs})
+    return found
+
+
+def _fields(recipe: dict[str, Any]) -> dict[str, str]:
+    """Fields of a recipe by readable names: method, method rank, …; without the seed."""
+    return {
+        key.replace(".", " ").replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in flatten(recipe)
+        if key not in ("", "seed")
+    }
+
+
+def _facts(provenance: dict[str, Any]) -> _Facts:
+    """Date, command, commit, machine and versions."""
+    machine, versions = provenance.get("machine") or {}, provenance.get("versions") or {}
+    parts = [machine.get("processor"), f"{machine['cores']} cores" if machine.get("cores") else None]
+    parts += [machine.get("gpu"), machine.get("system")]
+    commit = str(provenance.get("commit") or "none (installed package)")
+    compute = provenance.get("compute") or provenance.get("setup") or {}
+    found = [
+        ("date", str(provenance.get("date", ""))),
+        ("command", str(provenance.get("command", ""))),
+        ("commit", commit.replace("+", ", with uncommitted changes")),
+        ("machine", ", ".join(str(part) for part in parts if part)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("compute", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in compute.items())),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def _run(run: RunResult) -> list[_Facts]:
+    starts, found = run.environment, []
+    for k, start in enumerate(starts):
+        resumed = [("start", f"{k + 1} of {len(starts)}, from step {start.get('from_step', 0)}")]
+        found.append([*(resumed if len(starts) > 1 else []), *_facts(start)])
+    result: _Facts = [(name, f"{run.training[name]:,}") for name in ("parameters", "steps") if name in run.training]
+    if (seconds := run.training.get("seconds")) is not None:
+        long = f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+        result.append(("training time", f"{seconds:.1f} s" if seconds < 100 else long))
+    return [*found, result] if result else found

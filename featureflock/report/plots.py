@@ -1,7 +1,6 @@
 """Line plots and box plots, figures of several panels, legends, and figures as files."""
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,8 @@ WIDTH, HEIGHT = 360, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 30, 42
 _LEGEND = 22
 """Line height of a legend."""
-
-
-class LegendEntry(NamedTuple):
-    title: str
-    symbol: Markup
+Legend = list[tuple[str, Markup]]
+"""Titles and symbols."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +30,10 @@ class Figure:
     title: str
     caption: str
     panels: list[Panel]
-    legend: list[LegendEntry]
+    legend: Legend
     wide: bool = False
     """Each panel takes the width of the page, and scrolls sideways on a phone."""
     kind: str = "figure"
-
-    @property
-    def panel_width(self) -> float:
-        return max(panel.width for panel in self.panels)
 
 
 class Series(NamedTuple):
@@ -62,17 +54,16 @@ class Box(NamedTuple):
     high: float
 
 
-def legend(rows: Iterable[ReportRow], line: bool = True) -> list[LegendEntry]:
+def legend(rows: Iterable[ReportRow], line: bool = True) -> Legend:
     """Rows with their colours and markers."""
-    return [LegendEntry(row.title, symbol(row.style, line)) for row in rows]
+    return [(row.title, symbol(row.style, line)) for row in rows]
 
 
 def symbol(style: int, line: bool = True) -> Markup:
     """A row's marker as a small image; the row's title stands beside it."""
     parts = [tag("line", class_="line", x1=1, x2=23, y1=7, y2=7)] if line else []
     content = svg.coloured(style, *parts, svg.marker(style, 12, 7, size=4.5))
-    width, left = (24, 0) if line else (14, 5)
-    box = f"{left} 0 {width} 14"
+    width, box = (24, "0 0 24 14") if line else (14, "5 0 14 14")
     return tag("svg", content, viewBox=box, width=width, height=14, aria_hidden="true", class_="symbol")
 
 
@@ -86,22 +77,22 @@ def line_panel(
     floor: float = -math.inf,
     top: float = math.inf,
     factors: Point = (1, 1),
-    integer_x: bool = False,
     markers: bool = True,
 ) -> Panel:
-    """Lines over x. Tick labels are multiplied by `factors`, such as 100 for percentages."""
+    """Lines over x, which are integers if there is no range. Tick labels are multiplied by `factors`."""
     values = [y for s in series for run in s.single for _, y in run]
     values += [m + sign * (sd or 0) for s in series for _, m, sd in s.points for sign in (-1, 1)]
-    xs = [x for s in series for x, _, _ in s.points]
-    x_low, x_high = x_range or (min(xs), max(xs))
-    if x_low == x_high:
-        x_low, x_high = x_low - 0.5, x_high + 0.5
-    plot = plot_area((x_low, x_high), svg.padded(values, floor, top))
-    x_ticks = svg.ticks(x_low, x_high, 6)
-    if integer_x:
-        x_ticks = [float(k) for k in range(math.ceil(x_low), math.floor(x_high) + 1)]
-        x_ticks = x_ticks[:: max(1, -(-len(x_ticks) // 10))]
-    parts = [heading(title), plot.frame(svg.labelled(x_ticks, factors[0]), _y_ticks(plot, factors[1]), x_label)]
+    if x_range is None:
+        xs = [x for s in series for x, _, _ in s.points]
+        low, high = min(xs), max(xs)
+        x_range = (low, high) if low < high else (low - 0.5, high + 0.5)
+        x_ticks = [float(k) for k in range(math.ceil(low), math.floor(high) + 1)]
+        x_ticks = x_ticks[:: -(-len(x_ticks) // 10)]
+    else:
+        x_ticks = svg.ticks(*x_range, 6)
+    y_range = svg.padded(values, floor, top)
+    plot, y_ticks = plot_area(x_range, y_range), svg.scaled_ticks(*y_range, factors[1])
+    parts = [heading(title), plot.frame(svg.labelled(x_ticks, factors[0]), y_ticks, x_label)]
     for s in series:
         inside = [plot.line(run, "thin") for run in s.single]
         band = [(x, max(m - sd, floor), min(m + sd, top)) for x, m, sd in s.points if sd is not None]
@@ -122,18 +113,17 @@ def box_panel(
     label: str,
     places: Sequence[str],
     boxes: Sequence[tuple[ReportRow, Sequence[Box | float]]],
-    factor: float = 1,
-    top: float = math.inf,
+    factor: float,
+    top: float,
 ) -> Panel:
     """At each place a box for each row, or a marker for a single number."""
     count = len(boxes)
     width = max(WIDTH, _LEFT + _RIGHT + len(places) * (count * 13 + 16))
     values = [v for _, entries in boxes for entry in entries for v in (entry if isinstance(entry, Box) else [entry])]
-    plot = plot_area((-0.5, len(places) - 0.5), svg.padded(values, floor=0, top=top), width)
-    slot = plot.x(1) - plot.x(0)
-    step = min(26.0, (slot - 12) / count)
-    ticks = [(float(k), place) for k, place in enumerate(places)]
-    parts = [heading(title), plot.frame(ticks, _y_ticks(plot, factor), x_label)]
+    y_range = svg.padded(values, 0, top)
+    plot = plot_area((-0.5, len(places) - 0.5), y_range, width)
+    step = min(26.0, (plot.x(1) - plot.x(0) - 12) / count)
+    parts = [heading(title), plot.frame(list(enumerate(places)), svg.scaled_ticks(*y_range, factor), x_label)]
     for j, (row, entries) in enumerate(boxes):
         inside = []
         for k, entry in enumerate(entries):
@@ -147,18 +137,10 @@ def box_panel(
     return svg.panel(width, HEIGHT, label, *parts)
 
 
-def box_of(values: Sequence[float]) -> Box:
-    """Minimum, quartiles and maximum; quartiles are interpolated as in NumPy."""
-    if len(values) == 1:
-        return Box(*[values[0]] * 5)
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
-    return Box(min(values), first, median, third, max(values))
-
-
-def standalone(figure: Figure, columns: int = 3) -> str:
+def standalone(figure: Figure) -> str:
     """A figure as an SVG file with its own style, panels side by side and the legend below."""
-    columns = min(columns, len(figure.panels))
-    across, down = figure.panel_width, max(panel.height for panel in figure.panels)
+    columns = min(3, len(figure.panels))
+    across, down = (max(sizes) for sizes in zip(*((p.width, p.height) for p in figure.panels), strict=True))
     width, bottom = columns * across, -(-len(figure.panels) // columns) * down
     height = bottom + _LEGEND * len(figure.legend)
     parts = [tag("title", figure.title), tag("style", Markup((_HERE / "figures.css").read_text("utf-8")))]
@@ -166,9 +148,9 @@ def standalone(figure: Figure, columns: int = 3) -> str:
     for k, panel in enumerate(figure.panels):
         place = {"x": (k % columns) * across, "y": k // columns * down, "width": panel.width, "height": panel.height}
         parts.append(tag("svg", panel.svg, **place))
-    for k, entry in enumerate(figure.legend):
-        parts.append(tag("svg", entry.symbol, x=10, y=bottom + _LEGEND * k, width=24, height=14))
-        parts.append(tag("text", entry.title, class_="heading", x=40, y=bottom + _LEGEND * k + 12))
+    for k, (title, mark) in enumerate(figure.legend):
+        parts.append(tag("svg", mark, x=10, y=bottom + _LEGEND * k, width=24, height=14))
+        parts.append(tag("text", title, class_="heading", x=40, y=bottom + _LEGEND * k + 12))
     size: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
     root = tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", role="img", font_family="sans-serif", **size)
     return f"{root}\n"
@@ -178,18 +160,15 @@ def heading(title: str) -> Markup:
     return tag("text", title, class_="heading", x=4, y=14)
 
 
-def plot_area(x_range: Point, y_range: Point, width: float = WIDTH, height: float = HEIGHT) -> Plot:
+def plot_area(x_range: Point, y_range: Point, width: float = WIDTH) -> Plot:
     """Axes with the usual margins."""
-    return Plot(Scale(*x_range, _LEFT, width - _RIGHT), Scale(*y_range, height - _BOTTOM, _TOP))
-
-
-def _y_ticks(plot: Plot, factor: float) -> list[svg.Tick]:
-    return svg.labelled([t / factor for t in svg.ticks(factor * plot.y.low, factor * plot.y.high)], factor)
+    return Plot(Scale(*x_range, _LEFT, width - _RIGHT), Scale(*y_range, HEIGHT - _BOTTOM, _TOP))
 
 
 def _box(y: Scale, x: float, width: float, box: Box, name: str, factor: float) -> Markup:
     low, first, median, third, high = (y(value) for value in box)
-    texts = (f"{part} {factor * value:.4g}" for part, value in zip(_PARTS, box, strict=True))
+    parts = ("minimum", "lower quartile", "median", "upper quartile", "maximum")
+    texts = (f"{part} {factor * value:.4g}" for part, value in zip(parts, box, strict=True))
     return tag(
         "g",
         tag("title", f"{name}: {', '.join(texts)}"),
@@ -198,6 +177,3 @@ def _box(y: Scale, x: float, width: float, box: Box, name: str, factor: float) -
         tag("rect", class_="box", x=x - width / 2, width=width, y=third, height=max(first - third, 0.5)),
         tag("line", class_="median", x1=x - width / 2, x2=x + width / 2, y1=median, y2=median),
     )
-
-
-_PARTS = ("minimum", "lower quartile", "median", "upper quartile", "maximum")

@@ -1,10 +1,9 @@
 """Rows of the report: each group of runs with its results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from featureflock.evaluation.results import EvaluationResults, GroupResult, RunResult
-from featureflock.evaluation.statistics import SeedMean, mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,14 +16,6 @@ class ReportRow:
     group: GroupResult
     runs: list[RunResult]
 
-    @property
-    def members(self) -> int:
-        return self.group.members
-
-    def over_seeds(self, value: Callable[[RunResult], float]) -> SeedMean:
-        """Mean and standard deviation of a number of each run."""
-        return mean([value(run) for run in self.runs])
-
 
 def report_rows(results: EvaluationResults) -> list[ReportRow]:
     """Rows in the order of the tables."""
@@ -33,15 +24,7 @@ def report_rows(results: EvaluationResults) -> list[ReportRow]:
     if missing or not results.groups:
         what = f"no run {missing[0]!r}, which one of their groups lists" if missing else "no groups of runs"
         raise ValueError(f"These results have {what}; evaluate the runs again.")
-    return [
-        ReportRow(group.title, k, group, [runs[name] for name in group.runs]) for k, group in enumerate(results.groups)
-    ]
-
-
-def baseline_of(rows: Sequence[ReportRow]) -> ReportRow | None:
-    """The Deep Ensembles that the other rows are compared with."""
-    title = next((row.group.baseline for row in rows if row.group.baseline is not None), None)
-    return next((row for row in rows if row.title == title), None)
+    return [ReportRow(g.title, k, g, [runs[name] for name in g.runs]) for k, g in enumerate(results.groups)]
 
 
 def corrupted_sets(rows: Sequence[ReportRow]) -> dict[str, list[str]]:

@@ -26,11 +26,8 @@ class Panel(NamedTuple):
 
 def tag(name: str, *content: str, **attributes: str | float | None) -> Markup:
     """An element. Attribute names lose a trailing _, other _ become -; attributes that are None are left out."""
-    pairs = (
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _rounded(value))
-        for key, value in attributes.items()
-        if value is not None
-    )
+    texts = {k: f"{v:.1f}".removesuffix(".0") if isinstance(v, int | float) else v for k, v in attributes.items()}
+    pairs = (Markup(' {}="{}"').format(k.rstrip("_").replace("_", "-"), v) for k, v in texts.items() if v is not None)
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), Markup().join(pairs), join(content))
 
 
@@ -52,8 +49,6 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Two axes."""
-
     x: Scale
     y: Scale
 
@@ -111,14 +106,15 @@ def panel(width: float, height: float, label: str, *content: str) -> Panel:
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers within the range."""
-    step = nice_step((high - low) / about)
-    first = math.ceil(low / step - 1e-9)
-    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    rough = (high - low) / about
+    power: float = 10 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def percent_ticks(low: float, high: float, about: int = 5) -> list[Tick]:
-    """Ticks of fractions, labelled as percentages."""
-    return labelled([tick / 100 for tick in ticks(100 * low, 100 * high, about)], 100)
+def scaled_ticks(low: float, high: float, factor: float = 100, about: int = 5) -> list[Tick]:
+    """Ticks whose labels are round numbers after multiplication by the factor, such as 100 for percentages."""
+    return labelled([tick / factor for tick in ticks(factor * low, factor * high, about)], factor)
 
 
 def labelled(values: Sequence[float], factor: float = 1) -> list[Tick]:
@@ -128,15 +124,9 @@ def labelled(values: Sequence[float], factor: float = 1) -> list[Tick]:
     return [(value, f"{v:.{digits}f}".replace("-", "−")) for value, v in zip(values, scaled, strict=True)]
 
 
-def nice_step(rough: float) -> float:
-    power: float = 10 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-
-
-def padded(values: Iterable[float], floor: float = -math.inf, top: float = math.inf) -> Point:
+def padded(values: Sequence[float], floor: float = -math.inf, top: float = math.inf) -> Point:
     """The range of the values with a margin of 6 %, within [floor, top]."""
-    known = list(values)
-    low, high = min(known), max(known)
+    low, high = min(values), max(values)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
     return max(low - margin, floor), min(high + margin, top)
 
@@ -148,7 +138,3 @@ _CORNERS: tuple[tuple[Point, ...], ...] = (
     ((0, 1.15), (1.1, -0.85), (-1.1, -0.85)),
     ((0, -1.2), (1.15, -0.35), (0.7, 1), (-0.7, 1), (-1.15, -0.35)),
 )
-
-
-def _rounded(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")

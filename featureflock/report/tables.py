@@ -9,7 +9,7 @@ Columns come from the metric registry: a new metric appears in the table of its 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
 from featureflock.evaluation.metrics.registry import Better, Group, Metric, find_metric
@@ -20,12 +20,14 @@ Significance = Literal["better", "worse", ""]
 SYMBOLS: dict[Significance, str] = {"better": "▲", "worse": "▼", "": ""}
 MAIN: tuple[Group, ...] = ("clean", "corrupted")
 """Metric groups of the main comparison."""
+_SIGNIFICANCE_NOTE = (
+    "In brackets the 95 % confidence interval (Student’s t). ▲ better and ▼ worse: significant (95 % interval "
+    "excludes 0), from 3 seeds on."
+)
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell."""
-
     text: str
     spread: str = ""
     """Standard deviation over seeds."""
@@ -39,11 +41,6 @@ class TableCell:
     """Background colour, from −3 (much worse) to 3 (much better)."""
     style: int | None = None
     """Index of the row's colour and marker, for the cell with its title."""
-
-    @property
-    def sort_key(self) -> str:
-        """The value as a JavaScript number."""
-        return "" if self.value is None else str(float(self.value)).replace("inf", "Infinity")
 
     @property
     def plain(self) -> str:
@@ -72,41 +69,47 @@ class Table:
     name: str
     """For links and LaTeX labels."""
     title: str
-    headers: tuple[ColumnHeader, ...]
-    rows: tuple[tuple[TableCell, ...], ...]
+    headers: Sequence[ColumnHeader]
+    rows: Sequence[Sequence[TableCell]]
     note: str = ""
     kind: str = "table"
 
+    @property
+    def header_texts(self) -> list[str]:
+        return [f"{header.title} {header.arrow}".strip() for header in self.headers]
+
 
 METHOD = ColumnHeader("Method", numeric=False)
-EQUIVALENT = ColumnHeader("DEE", "higher", "size of the Deep Ensembles with the same calibrated NLL")
 MISSING = TableCell("–")
 
 
 def comparison(results: EvaluationResults) -> Table:
     """Means over seeds on clean and corrupted test sets; the best values are bold."""
     groups, metrics = results.groups, metrics_in(results, *MAIN)
-    headers = [METHOD, ColumnHeader("Members"), ColumnHeader("Seeds"), *map(header_for, metrics)]
+    headers = [METHOD, ColumnHeader("Members"), ColumnHeader("Seeds"), *map(_header, metrics)]
     rows = [
-        [_title(k, g), _count(g.members), _count(len(g.seeds)), *mean_cells(g.metrics, metrics)]
+        [TableCell(g.title, style=k), _count(g.members), _count(len(g.seeds)), *_mean_cells(g.metrics, metrics)]
         for k, g in enumerate(groups)
     ]
     if any(g.deep_ensemble_equivalent is not None for g in groups):
-        headers.append(EQUIVALENT)
+        headers.append(ColumnHeader("DEE", "higher", "size of the Deep Ensembles with the same calibrated NLL"))
         for row, g in zip(rows, groups, strict=True):
             row.append(_equivalent(g.deep_ensemble_equivalent))
     title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
-    note = f"{_seeds_note(groups)} {_corruptions_note(results)}".strip()
-    return Table("comparison", title, tuple(headers), mark_best(headers, rows), note)
+    note = _seeds_note(groups)
+    count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
+    if 0 < count < every:
+        note += f" Corrupted metrics (cA, cNLL, …) are means over {count} of {every} corrupted test sets."
+    return Table("comparison", title, headers, mark_best(headers, rows), note)
 
 
 def metric_table(results: EvaluationResults, name: str, title: str, metrics: Sequence[Metric]) -> Table | None:
     """Means over seeds of these metrics; None if there are none."""
     if not metrics:
         return None
-    headers = [METHOD, *map(header_for, metrics)]
-    rows = [[_title(k, g), *mean_cells(g.metrics, metrics)] for k, g in enumerate(results.groups)]
-    return Table(name, title, tuple(headers), mark_best(headers, rows), _seeds_note(results.groups))
+    headers = [METHOD, *map(_header, metrics)]
+    rows = [[TableCell(g.title, style=k), *_mean_cells(g.metrics, metrics)] for k, g in enumerate(results.groups)]
+    return Table(name, title, headers, mark_best(headers, rows), _seeds_note(results.groups))
 
 
 def differences(
@@ -118,45 +121,58 @@ def differences(
         return None
     wanted = metrics_in(results, *MAIN) if metrics is None else metrics
     known = [m for m in wanted if any(m.key in g.differences for _, g in compared)]
-    headers = [METHOD, *map(header_for, known)]
-    rows = [[_title(k, g), *(difference_cell(m, g.differences.get(m.key)) for m in known)] for k, g in compared]
+    headers = [METHOD, *map(_header, known)]
+    rows = []
+    for k, g in compared:
+        rows.append([TableCell(g.title, style=k), *(_difference_cell(m, g.differences.get(m.key)) for m in known)])
     shared = [shared_seeds(g) for _, g in compared]
     if len(set(shared)) > 1:
         headers.insert(1, ColumnHeader("Shared seeds"))
         for row, count in zip(rows, shared, strict=True):
             row.insert(1, _count(count))
-    over = f", over {shared[0]} seeds" if len(set(shared)) == 1 and shared[0] > 1 else ""
-    note = f"Mean difference on the same seed{over}. {SIGNIFICANCE_NOTE}" if max(shared) > 1 else ONE_SEED_NOTE
-    others = dict.fromkeys(field for _, g in compared for field in g.baseline_differs_in)
-    if others:
+    note = "One shared seed: differences without a confidence interval."
+    if max(shared) > 1:
+        over = f", over {shared[0]} seeds" if len(set(shared)) == 1 else ""
+        note = f"Mean difference on the same seed{over}. {_SIGNIFICANCE_NOTE}"
+    if others := dict.fromkeys(field for _, g in compared for field in g.baseline_differs_in):
         note += f" The recipes differ in more than the method: {', '.join(others)}."
     title = f"Difference vs {in_words(dict.fromkeys(g.baseline or '' for _, g in compared))}"
-    return Table(name, title, tuple(headers), tuple(map(tuple, rows)), note)
+    return Table(name, title, headers, rows, note)
 
 
-SIGNIFICANCE_NOTE = (
-    "In brackets the 95 % confidence interval (Student’s t). ▲ better and ▼ worse: significant (95 % interval "
-    "excludes 0), from 3 seeds on."
-)
-ONE_SEED_NOTE = "One shared seed: differences without a confidence interval."
+def beside_paper(results: dict[str, Any]) -> Table:
+    """The results of `reproduce` beside the paper's numbers, with differences vs Deep Ensembles."""
+    rows = results["rows"]
+    metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(_header, metrics)]
+    ours = []
+    for row in rows:
+        means = {key: SeedMean(**value) for key, value in row["ours"].items()}
+        ours.append([TableCell(row["title"]), TableCell(str(row["members"])), *_mean_cells(means, metrics)])
+    lines: list[list[TableCell]] = []
+    for row, own in zip(rows, mark_best(headers, ours), strict=True):
+        lines.append(own)
+        if found := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
+            cells = [_difference_cell(m, found.get(m.key)) for m in metrics]
+            lines.append([TableCell(f"difference vs {row['against']}"), TableCell(""), *cells])
+        if row["paper"]:
+            cells = [TableCell(row["paper"].get(m.key, "")) for m in metrics]
+            lines.append([TableCell("paper"), TableCell(""), *cells])
+    seeds = max(value["seeds"] for row in rows for value in row["ours"].values())
+    corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
+    fewer = f" and {results['corrupted_examples']:,} of each corrupted test set" if corrupted else ""
+    scale = f"Ours at the {results['scale']} scale, the paper's at its own. " if any(r["paper"] for r in rows) else ""
+    note = (
+        f"{scale}Mean ± standard deviation over {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples"
+        f"{fewer}. Our best values in bold. Differences are paired by seed. {_SIGNIFICANCE_NOTE}"
+    )
+    return Table("beside-paper", results["what"], headers, lines, note)
 
 
 def metrics_in(results: EvaluationResults, *groups: Group) -> list[Metric]:
     """Metrics of these table groups that at least one row has a value for."""
     keys = dict.fromkeys(key for group in results.groups for key in group.metrics)
-    return sorted((m for m in map(metric_for, keys) if m.group in groups), key=lambda m: groups.index(m.group))
-
-
-def metric_for(key: str) -> Metric:
-    """The registered metric, or a plain column for a key that is not registered here."""
-    try:
-        return find_metric(key)
-    except ValueError:
-        return Metric(key, key.replace("_", " "), "", "fixed:4", lambda run: None)
-
-
-def header_for(metric: Metric) -> ColumnHeader:
-    return ColumnHeader(metric.title, metric.better, metric.meaning)
+    return sorted((m for m in map(_metric, keys) if m.group in groups), key=lambda m: groups.index(m.group))
 
 
 def significance(metric: Metric, difference: PairedDifference) -> Significance:
@@ -171,31 +187,7 @@ def shared_seeds(group: GroupResult) -> int:
     return max((difference.seeds for difference in group.differences.values()), default=0)
 
 
-def mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
-    """Mean ± standard deviation for each metric."""
-    cells = []
-    for metric in metrics:
-        found = means.get(metric.key)
-        if found is None:
-            cells.append(MISSING)
-        else:
-            spread = "" if found.sd is None else metric.text(found.sd)
-            cells.append(TableCell(metric.text(found.mean), spread, value=found.mean))
-    return cells
-
-
-def difference_cell(metric: Metric, difference: PairedDifference | None) -> TableCell:
-    """A difference with its confidence interval and significance."""
-    if difference is None:
-        return MISSING
-    low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
-    interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
-    return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
-
-
-def mark_best(
-    headers: Sequence[ColumnHeader], rows: Sequence[Sequence[TableCell]]
-) -> tuple[tuple[TableCell, ...], ...]:
+def mark_best(headers: Sequence[ColumnHeader], rows: Sequence[Sequence[TableCell]]) -> list[list[TableCell]]:
     """The rows with the best value of each column marked; values that print alike are equally good."""
     marked = [list(row) for row in rows]
     for k, header in enumerate(headers):
@@ -204,7 +196,7 @@ def mark_best(
             best = (max if header.better == "higher" else min)(values, key=lambda pair: pair[0])[1]
             for row in marked:
                 row[k] = replace(row[k], best=row[k].text == best)
-    return tuple(map(tuple, marked))
+    return marked
 
 
 def shorten(text: str, length: int) -> str:
@@ -218,13 +210,39 @@ def in_words(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """1 run, 2 runs."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def plural(count: int, one: str) -> str:
+    """1 run, 2 runs; 1 class, 2 classes."""
+    return f"{count:,} {one}{'' if count == 1 else 'es' if one.endswith('s') else 's'}"
 
 
-def _title(k: int, group: GroupResult) -> TableCell:
-    return TableCell(group.title, style=k)
+def _metric(key: str) -> Metric:
+    """The registered metric, or a plain column for a key that is not registered here."""
+    try:
+        return find_metric(key)
+    except ValueError:
+        return Metric(key, key.replace("_", " "), "", "fixed:4", lambda run: None)
+
+
+def _header(metric: Metric) -> ColumnHeader:
+    return ColumnHeader(metric.title, metric.better, metric.meaning)
+
+
+def _mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
+    return [
+        TableCell(m.text(found.mean), "" if found.sd is None else m.text(found.sd), value=found.mean)
+        if (found := means.get(m.key))
+        else MISSING
+        for m in metrics
+    ]
+
+
+def _difference_cell(metric: Metric, difference: PairedDifference | None) -> TableCell:
+    """A difference with its confidence interval and significance."""
+    if difference is None:
+        return MISSING
+    low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
+    interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
+    return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
 
 
 def _count(number: int) -> TableCell:
@@ -232,11 +250,9 @@ def _count(number: int) -> TableCell:
 
 
 def _equivalent(size: float | str | None) -> TableCell:
-    if size is None:
-        return MISSING
     if isinstance(size, str):  # more than 5
         return TableCell(size.replace("more than", ">"), value=math.inf)
-    return TableCell(f"{size:.1f}", value=size)
+    return MISSING if size is None else TableCell(f"{size:.1f}", value=size)
 
 
 def _seeds_note(groups: Sequence[GroupResult]) -> str:
@@ -245,11 +261,3 @@ def _seeds_note(groups: Sequence[GroupResult]) -> str:
         return "One seed each."
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"Mean ± standard deviation over {seeds} seeds.{' Best values in bold.' if len(groups) > 1 else ''}"
-
-
-def _corruptions_note(results: EvaluationResults) -> str:
-    """The number of corrupted test sets, unless it is the full benchmark or none."""
-    count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
-    if not 0 < count < every:
-        return ""
-    return f"Corrupted metrics (cA, cNLL, …) are means over {count} of {every} corrupted test sets."

@@ -19,7 +19,7 @@ def view_figure(rows: Sequence[ReportRow]) -> Figure | None:
     names = list(first.only) if first is not None else []
     if len(names) != 2:
         return None
-    points = [point for row in rows for run in row.runs for point in (*_members(run), _ensemble(run))]
+    points = [point for row in rows for run in row.runs for point in _points(run)]
     x_range, y_range = (svg.padded(values, floor=0, top=1) for values in zip(*points, strict=True))
     panels = [_panel(row, names, x_range, y_range) for row in rows]
     caption = (
@@ -33,23 +33,19 @@ def view_figure(rows: Sequence[ReportRow]) -> Figure | None:
 
 def view_tables(results: EvaluationResults) -> tuple[Table | None, Table | None]:
     """Metrics of views, and their differences vs Deep Ensembles; None if there are none."""
-    metrics = metrics_in(results, "views")
+    metrics, title = metrics_in(results, "views"), "Accuracy with one view, and what drives the members"
     if not metrics:
         return None, None
     metrics = [METRICS["accuracy"], *metrics]
-    return (
-        metric_table(results, "views", "Accuracy with one view, and what drives the members", metrics),
-        differences(results, metrics, "view-differences"),
-    )
+    return metric_table(results, "views", title, metrics), differences(results, metrics, "view-differences")
 
 
 def _panel(row: ReportRow, names: Sequence[str], x_range: Point, y_range: Point) -> Panel:
     plot = plot_area(x_range, y_range, _WIDTH)
+    x_label, y_label = (f"correct with only the {name}, %" for name in names)
     parts = [heading(shorten(row.title, 38))]
-    y_label = f"correct with only the {names[1]}, %"
     parts.append(tag("text", y_label, class_="tick", x=_WIDTH - 10, y=27, text_anchor="end"))
-    x_label = f"correct with only the {names[0]}, %"
-    parts.append(plot.frame(svg.percent_ticks(*x_range), svg.percent_ticks(*y_range), x_label))
+    parts.append(plot.frame(svg.scaled_ticks(*x_range), svg.scaled_ticks(*y_range), x_label))
     assert row.runs[0].views is not None
     chance = row.runs[0].views.chance
     if x_range[0] < chance < x_range[1]:
@@ -58,13 +54,15 @@ def _panel(row: ReportRow, names: Sequence[str], x_range: Point, y_range: Point)
         parts.append(plot.line([(x_range[0], chance), (x_range[1], chance)], "ideal"))
     circles, diamonds = [], []
     for run in row.runs:
-        for i, (x, y) in enumerate(_members(run) if run.members > 1 else []):
-            text = f"seed {run.seed}, member {i + 1}: {_correct(x, y)}"
+        *members, ensemble = _points(run)
+        for i, (x, y) in enumerate(members if run.members > 1 else []):
+            text = f"seed {run.seed}, member {i + 1}: {100 * x:.1f} % and {100 * y:.1f} % correct"
             circles.append(plot.marker(0, x, y, text, "hollow dot", 3.5))
-        x, y = _ensemble(run)
-        diamonds.append(plot.marker(3, x, y, f"seed {run.seed}, ensemble: {_correct(x, y)}", size=6))
+        x, y = ensemble
+        text = f"seed {run.seed}, ensemble: {100 * x:.1f} % and {100 * y:.1f} % correct"
+        diamonds.append(plot.marker(3, x, y, text, size=6))
     parts.append(svg.coloured(row.style, *circles, *diamonds))
-    by_view = zip(*(point for run in row.runs for point in _members(run)), strict=True)
+    by_view = zip(*(point for run in row.runs for point in _points(run)[:-1]), strict=True)
     ranges = (
         f"{100 * min(values):.1f} to {100 * max(values):.1f} % with only the {name}"
         for values, name in zip(by_view, names, strict=True)
@@ -72,17 +70,8 @@ def _panel(row: ReportRow, names: Sequence[str], x_range: Point, y_range: Point)
     return svg.panel(_WIDTH, HEIGHT, f"Members of {row.title}: {' and '.join(ranges)} correct.", *parts)
 
 
-def _members(run: RunResult) -> list[Point]:
+def _points(run: RunResult) -> list[Point]:
+    """Accuracy with each view: of each member, then of the ensemble."""
     assert run.views is not None
-    first, second = (scores.member_accuracy for scores in run.views.only.values())
-    return list(zip(first, second, strict=True))
-
-
-def _ensemble(run: RunResult) -> Point:
-    assert run.views is not None
-    x, y = (scores.raw["accuracy"] for scores in run.views.only.values())
-    return x, y
-
-
-def _correct(x: float, y: float) -> str:
-    return f"{100 * x:.1f} % and {100 * y:.1f} % correct"
+    xs, ys = ([*scores.member_accuracy, scores.raw["accuracy"]] for scores in run.views.only.values())
+    return list(zip(xs, ys, strict=True))

@@ -39,9 +39,8 @@ def write_report(results: EvaluationResults, images: Mapping[str, bytes], folder
         for part in section.parts:
             if isinstance(part, Figure):
                 _write(folder / "figures" / f"{part.name}.svg", standalone(part))
-    path = folder / "report.html"
-    _write(path, render_page(results, sections))
-    return path
+    _write(folder / "report.html", render_page(results, sections))
+    return folder / "report.html"
 
 
 def write_tables(results: EvaluationResults, images: Mapping[str, bytes], folder: Path) -> list[Path]:

@@ -9,22 +9,16 @@ from helpers.made_evaluations import make_images, make_results
 
 from featureflock.report.figures import reliability, severity_boxes, sub_ensembles, trained_sizes
 from featureflock.report.images import cam_figure, disputed_images
-from featureflock.report.plots import box_of
+from featureflock.report.page import build_sections, render_page
 from featureflock.report.robustness_tables import corruption_table, ood_table
 from featureflock.report.rows import report_rows
-from featureflock.report.svg import nice_step, tag, ticks
-
-
-def test_boxes_are_quartiles():
-    values = [5.0, 1.0, 4.0, 2.5, 9.0, 3.0]
-    assert box_of(values) == pytest.approx(np.percentile(values, [0, 25, 50, 75, 100]))
-    assert box_of([2.0]) == (2.0,) * 5
+from featureflock.report.svg import tag, ticks
 
 
 def test_ticks_are_round_numbers_within_the_range():
     assert ticks(0.13, 0.87, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert ticks(-1, 1, 4) == pytest.approx([-1, -0.5, 0, 0.5, 1])
-    assert nice_step(0.0213) == pytest.approx(0.025)
+    assert ticks(0, 0.1, 4.7) == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
 
 
 def test_elements_escape_their_content():
@@ -45,7 +39,13 @@ def rows(results):
 def test_labels_of_figures_state_the_numbers(rows):
     runs = rows[1].runs
     nll = [[run.corrupted[name]["5"].calibrated["nll"] for run in runs] for name in ("fog", "shot_noise", "contrast")]
-    assert f"{np.median(np.mean(nll, axis=1)):.4g} at severity 5." in severity_boxes(rows).panels[1].svg
+    low, middle, high = sorted(np.mean(nll, axis=1))
+    boxes = severity_boxes(rows).panels[1].svg
+    assert f"{middle:.4g} at severity 5." in boxes
+    quartiles = (
+        f"lower quartile {(low + middle) / 2:.4g}, median {middle:.4g}, upper quartile {(middle + high) / 2:.4g}"
+    )
+    assert f"feature-WGD, 5: minimum {low:.4g}, {quartiles}, maximum {high:.4g}" in boxes
     accuracy = np.mean([run.details.by_size["3"]["accuracy"] for run in runs])
     assert f"{100 * accuracy:.4g} with 3." in sub_ensembles(rows).panels[0].svg
     ece = [np.mean([getattr(run.clean, kind)["ece"] for run in runs]) for kind in ("raw", "calibrated")]
@@ -108,12 +108,15 @@ def test_disputed_examples_show_each_members_prediction(results, rows):
     example, shown = results.disputed[2], found[2]
     assert shown.alt == "test image 12, an owl"
     assert shown.width == 112  # 8 pixels, enlarged 14 times
-    (_, ours) = shown.predictions
+    (_, (row, members)) = shown.predictions
     expected = [
         (results.class_names[k], f"{100 * p:.0f}\u202f%", k == 2) for k, p in example.predictions["feature-WGD"]
     ]
-    assert [tuple(member) for member in ours.members] == expected
-    assert ours.correct == sum(correct for *_, correct in expected)
+    assert (row.title, members) == ("feature-WGD", expected)
+    html = render_page(results, build_sections(results, images))
+    votes = [(example.label, members) for example in results.disputed for members in example.predictions.values()]
+    correct = [str(sum(k == label for k, _ in members)) for label, members in votes]
+    assert re.findall(r"(\d) of 3 correct", html) == correct
 
 
 def test_class_activation_maps_have_an_alternative_text(results, rows):

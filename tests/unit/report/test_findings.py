@@ -18,7 +18,7 @@ def test_the_summary_names_best_methods_and_significant_differences():
         "C vs Deep Ensembles, over 3 shared seeds: significantly worse on accuracy (−5.12 points); no significant "
         "difference on NLL.",
     ]
-    assert [(tile.title, tile.value, tile.methods) for tile in tiles(THREE)] == [
+    assert [(tile["title"], tile["value"], tile["methods"]) for tile in tiles(THREE)] == [
         ("Accuracy", "90.12\u202f%", "Deep Ensembles and A & B_1"),
         ("NLL", "0.3000", "A & B_1 and C"),
     ]
