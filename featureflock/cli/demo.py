@@ -15,9 +15,9 @@ from featureflock.evaluation import EvaluationProtocol
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.report import terminal_tables
 from featureflock.studies import Row, Study
-from featureflock.studies.study import CLEAN, CORRUPTED
+from featureflock.studies.study import PAPER, method_rows
 from featureflock.training import RECIPES
-from featureflock.utils.files import check_folder, write_atomically
+from featureflock.utils.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,21 @@ class Options:
 def main(args: list[str]) -> None:
     """Run `featureflock demo` with these arguments."""
     options = tyro.cli(Options, prog="featureflock demo", args=args)
-    for name in ("seeds", "epochs", "workers"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1; got {getattr(options, name)}.")
     if options.members < 2:
         raise ValueError(f"--members must be at least 2; got {options.members}.")
-    check_folder(options.out)
-    console = make_console()
+    console, out = make_console(), options.out
     study = demo_study(options.members, options.epochs)
     try:
         status = run_with_progress(
-            console, "demo", study, "paper", options.out / "runs", seeds=options.seeds, workers=options.workers
+            console, "demo", study, "paper", out / "runs", seeds=options.seeds, workers=options.workers
         )
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt("stopped; the same command resumes the demo.") from interrupt
     for evaluation in status.evaluations:
         for table in terminal_tables(evaluation.results)[:2]:  # the comparison, and the differences
             console.print(table)
-    write_atomically(options.out / "demo.json", (json.dumps(status.results, indent=1) + "\n").encode())
-    write_pages(console, status, options.out)
+        write_atomically(out / "demo.json", (json.dumps(status.results, indent=1) + "\n").encode())
+    write_pages(console, status, out)
 
 
 def demo_study(members: int, epochs: int) -> Study:
@@ -78,13 +74,10 @@ def demo_study(members: int, epochs: int) -> Study:
     return Study(
         "Five methods on two-view digits",
         (
-            Row("Single", replace(base, method=Single(), members=1)),
-            Row("Deep Ensembles", replace(base, method=DeepEnsembles())),
+            *method_rows(base, {Single(): "", DeepEnsembles(): ""}),
             Row("feature-MAP, no prior", replace(base, method=FeatureMAP(Uniform()))),
-            Row("feature-MAP", replace(base, method=FeatureMAP(prior))),
-            Row("feature-WGD", replace(base, method=FeatureWGD(prior))),
+            *method_rows(base, {FeatureMAP(prior): "", FeatureWGD(prior): ""}),
         ),
-        (*CLEAN, *CORRUPTED, "only_left_accuracy", "only_right_accuracy", "disagreement"),
-        seeds=5,
+        (*PAPER, "only_left_accuracy", "only_right_accuracy", "disagreement"),
         test_on=EvaluationProtocol(corruptions=("gaussian_noise", "contrast"), severities=(1, 3, 5), ood=(), maps=0),
     )

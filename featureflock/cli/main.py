@@ -7,8 +7,6 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -54,28 +52,19 @@ def _run(command: str, *args: str) -> None:
         raise unknown_name("command", command, COMMANDS)
     if command != "data":
         reuse_freed_memory()
-    with _immediate_interrupt():
+    # C code that imports modules, as when PyTorch imports NumPy, could lose a KeyboardInterrupt: Ctrl-C exits directly.
+    handler = signal.getsignal(signal.SIGINT)
+    catches = handler is signal.default_int_handler  # not if Ctrl-C is ignored, as under nohup
+    if catches:
+        signal.signal(signal.SIGINT, _exit)
+    try:
         module = importlib.import_module(f"featureflock.cli.{command}")
         load_plugins()
+    finally:
+        if catches:
+            signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     module.main(list(args))
-
-
-@contextmanager
-def _immediate_interrupt() -> Iterator[None]:
-    """Ctrl-C exits immediately while modules are imported, which takes seconds.
-
-    An exception could get lost in C code that is importing something, as when PyTorch imports NumPy.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:  # for example ignored, under nohup
-        yield
-        return
-    signal.signal(signal.SIGINT, _exit)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
@@ -84,13 +73,7 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _help() -> str:
-    lines = [f"  featureflock {name:<9} {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "featureflock: ensembles of neural networks that are kept apart in feature space.",
-            "",
-            *lines,
-            "",
-            "featureflock COMMAND --help shows the options of a command, featureflock --version the version.",
-        ]
-    )
+    about = "featureflock: ensembles of neural networks that are kept apart in feature space."
+    commands = "\n".join(f"  featureflock {name:<9} {what}" for name, what in COMMANDS.items())
+    more = "featureflock COMMAND --help shows the options of a command, featureflock --version the version."
+    return f"{about}\n\n{commands}\n\n{more}"

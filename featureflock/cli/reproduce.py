@@ -18,9 +18,6 @@ from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudySt
 from featureflock.studies.costs import cost, gpu_time
 from featureflock.training import ComputeConfig, LineReporter, ProgressBarReporter
 from featureflock.utils.files import check_folder, write_atomically
-from featureflock.utils.suggestions import unknown_name
-
-_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -57,31 +54,24 @@ def main(args: list[str]) -> None:
     if options.list:
         _list_studies(console)
         return
-    names = tuple(STUDIES) if options.names == (_ALL,) else options.names
-    if not names:
+    if not options.names:
         raise ValueError("Name a study, such as cifar10, or all; featureflock reproduce --list shows the studies.")
-    for name in names:
-        if name not in STUDIES:
-            raise unknown_name("study", name, STUDIES, otherwise="featureflock reproduce --list shows the studies.")
-    shard, out = Shard.parse(options.shard), options.out / options.scale
-    for flag in ("seeds", "workers"):
-        value = getattr(options, flag)
-        if value is not None and value < 1:
-            raise ValueError(f"--{flag} must be at least 1; got {value}.")
-    if len(names) > 1:
-        runs = [run for name in names for run in study_runs(STUDIES[name], options.scale, out, options.seeds)]
-        _print_cost(console, f"{len(names)} studies", runs)
-    for name in names:
+    studies = dict(STUDIES) if options.names == ("all",) else {name: STUDIES[name] for name in options.names}
+    out, compute = options.out / options.scale, ComputeConfig(device=options.device)
+    if len(studies) > 1:
+        runs = [run for study in studies.values() for run in study_runs(study, options.scale, out, options.seeds)]
+        _print_cost(console, f"{len(studies)} studies", runs)
+    for name, study in studies.items():
         status = run_with_progress(
             console,
             name,
-            STUDIES[name],
+            study,
             options.scale,
             out,
             seeds=options.seeds,
-            shard=shard,
+            shard=options.shard,
             workers=options.workers,
-            compute=ComputeConfig(device=options.device),
+            compute=compute,
         )
         print_table(console, name, status, out)
         write_pages(console, status, out / name)
@@ -95,15 +85,17 @@ def run_with_progress(
     out: Path,
     *,
     seeds: int | None,
-    shard: Shard = Shard(),
+    shard: str = "1/1",
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
 ) -> StudyStatus:
     """Run a study with its runs in OUT, and show what it costs and how far it is."""
     if launched_by_torchrun():
-        raise ValueError(
-            "Studies do not run under torchrun; start one worker per GPU or host, with --shard 1/8, 2/8, …"
-        )
+        raise ValueError("Studies do not run under torchrun; start one worker per GPU or host with --shard 1/8, 2/8, …")
+    for flag, value in (("seeds", seeds), ("workers", workers)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    worker = Shard.parse(shard)
     check_folder(out)
     _print_cost(console, f"{name}: {study.title}", study_runs(study, scale, out, seeds))
     with progress_bar(console, "runs") as training_progress, progress_bar(console, "examples") as progress:
@@ -112,7 +104,7 @@ def run_with_progress(
             scale,
             out,
             seeds=seeds,
-            shard=shard,
+            shard=worker,
             workers=workers,
             compute=compute,
             reporter=lambda: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),
@@ -121,11 +113,9 @@ def run_with_progress(
             log=lambda text: console.print(text, soft_wrap=True),
         )
     if status.unfinished:
-        console.print(
-            f"{len(status.unfinished)} of {len(to_train(status.runs))} runs belong to other workers; run the same "
-            "command again when they are finished to print the table.",
-            soft_wrap=True,
-        )
+        count = f"{len(status.unfinished)} of {len(to_train(status.runs))} runs"
+        hint = "run the same command again when they are finished to print the table."
+        console.print(f"{count} belong to other workers; {hint}", soft_wrap=True)
     return status
 
 
@@ -135,8 +125,8 @@ def print_table(console: Console, name: str, status: StudyStatus, out: Path) -> 
         return
     table = beside_paper(status.results)
     console.print(terminal_table(table))
-    for ending, text in ((".json", json.dumps(status.results, indent=1) + "\n"), (".md", markdown(table))):
-        write_atomically(out / f"{name}{ending}", text.encode())
+    write_atomically(out / f"{name}.json", (json.dumps(status.results, indent=1) + "\n").encode())
+    write_atomically(out / f"{name}.md", markdown(table).encode())
     console.print(f"wrote {out / name}.json and {name}.md", soft_wrap=True)
 
 

@@ -16,7 +16,7 @@ from featureflock.cli.terminal import make_console
 from featureflock.data import HeldOut
 from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metric
 from featureflock.methods import DeepEnsembles, Method
-from featureflock.studies import Row, Shard, Study
+from featureflock.studies import Row, Study
 from featureflock.studies.study import CLEAN, CORRUPTED
 from featureflock.training import Recipe
 
@@ -69,7 +69,7 @@ def main(args: list[str]) -> None:
         "paper",
         search.out,
         seeds=search.seeds,
-        shard=Shard.parse(search.shard),
+        shard=search.shard,
         workers=search.workers,
         compute=options.compute,
     )
@@ -78,9 +78,9 @@ def main(args: list[str]) -> None:
     print_table(console, f"tune-{name}", status, search.out)
     rows = [row for row in status.results["rows"] if row["title"] in candidates]
     metric, note = reliable_metric(rows, find_metric(search.by))
+    best = choose(rows, metric)
     if note:
         console.print(note, soft_wrap=True)
-    best = choose(rows, metric)
     console.print(f"Best by {metric.key} on the held-out examples: {best}.", soft_wrap=True)
     for field, values in (("precision", search.precisions), ("rank", search.ranks)):
         if len(values) > 1 and candidates[best].get(field) in (min(values), max(values)):
@@ -93,9 +93,6 @@ def main(args: list[str]) -> None:
 
 def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
     """A study whose rows are the candidates, and the precision and rank of each by the row's title."""
-    for flag in ("seeds", "held_out", "workers"):
-        if getattr(search, flag) < 1:
-            raise ValueError(f"--{flag.replace('_', '-')} must be at least 1; got {getattr(search, flag)}.")
     metric = find_metric(search.by)
     if not metric.better:
         directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
@@ -134,25 +131,20 @@ def reliable_metric(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Met
 
 def choose(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
     """The title of the best row."""
-    values: dict[str, float] = {
-        row["title"]: row["ours"][metric.key]["mean"] for row in rows if metric.key in row["ours"]
-    }
-    if len(values) < len(rows):
+    if any(metric.key not in row["ours"] for row in rows):
         raise ValueError(f"{metric.key} has no value for some candidates; choose another metric with --by.")
-    return (max if metric.better == "higher" else min)(values, key=lambda title: values[title])
+    best = (max if metric.better == "higher" else min)(rows, key=lambda row: row["ours"][metric.key]["mean"])
+    return str(best["title"])
 
 
 def _with(method: Method, precision: float | None, rank: int | None) -> Method:
-    changes: dict[str, Any] = {}
-    if precision is not None:
-        prior: Any = getattr(method, "prior", None)
-        if not hasattr(prior, "precision"):
-            raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a value.")
-        changes["prior"] = replace(prior, precision=precision)
-    if rank is not None:
-        if not hasattr(method, "rank"):
-            raise ValueError(f"{method.title} has no rank to tune; omit --ranks, or give another --method.")
-        changes["rank"] = rank
+    prior: Any = getattr(method, "prior", None)
+    if precision is not None and not hasattr(prior, "precision"):
+        raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a value.")
+    if rank is not None and not hasattr(method, "rank"):
+        raise ValueError(f"{method.title} has no rank to tune; omit --ranks, or give another --method.")
+    changes: dict[str, Any] = {} if precision is None else {"prior": replace(prior, precision=precision)}
+    changes |= {} if rank is None else {"rank": rank}
     return replace(method, **changes)  # type: ignore[type-var]
 
 

@@ -3,8 +3,18 @@
 from dataclasses import replace
 
 from featureflock.methods import ADP, DICE, DeepEnsembles
-from featureflock.studies.study import STUDIES, Row, Study, laptop
+from featureflock.studies.study import STUDIES, Study, laptop, method_rows
 from featureflock.training import RECIPES, Recipe
+
+_RESNET = RECIPES["cifar100-resnet32"].recipe
+_WRN = RECIPES["cifar100-wrn28x2"].recipe
+_RESNET_NUMBERS = {
+    DeepEnsembles(): "77.4 ± 0.1",
+    ADP(): "77.5 ± 0.3",
+    DICE(): "77.9 ± 0.1",
+    _RESNET.method: "77.6 ± 0.2",
+}
+_WRN_NUMBERS = {DeepEnsembles(): "80.0 ± 0.2", ADP(): "80.0 ± 0.2", DICE(): "80.6 ± 0.1", _WRN.method: "80.6 ± 0.2"}
 
 
 def laptop_all_members(recipe: Recipe) -> Recipe:
@@ -12,27 +22,12 @@ def laptop_all_members(recipe: Recipe) -> Recipe:
     return replace(laptop(recipe), members=recipe.members)
 
 
-_ACCURACIES = {
-    ("ResNet-32 × 4", "cifar100-resnet32"): ("77.4 ± 0.1", "77.5 ± 0.3", "77.9 ± 0.1", "77.6 ± 0.2"),
-    ("WRN-28-2 × 3", "cifar100-wrn28x2"): ("80.0 ± 0.2", "80.0 ± 0.2", "80.6 ± 0.1", "80.6 ± 0.2"),
-}
-_METHODS = {"Deep Ensembles": DeepEnsembles(), "ADP": ADP(), "DICE": DICE(), "feature-WGD": None}
-
 STUDIES.add(
     "adp-dice",
     Study(
         "Comparison with ADP and DICE on CIFAR-100",
-        tuple(
-            Row(
-                f"{title}, {network}",
-                replace(RECIPES[name].recipe, method=method or RECIPES[name].recipe.method),
-                {"accuracy": accuracy},
-            )
-            for (network, name), accuracies in _ACCURACIES.items()
-            for (title, method), accuracy in zip(_METHODS.items(), accuracies, strict=True)
-        ),
+        method_rows(_RESNET, _RESNET_NUMBERS, ", ResNet-32 × 4") + method_rows(_WRN, _WRN_NUMBERS, ", WRN-28-2 × 3"),
         ("accuracy",),
-        seeds=5,
         source="Table 4",
         laptop=laptop_all_members,
     ),

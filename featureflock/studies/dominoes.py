@@ -7,13 +7,10 @@ perceptrons on 2,000 pairs, which fit them within seconds: repulsion acts on net
 from dataclasses import replace
 
 from featureflock.data import Dominoes
-from featureflock.methods import FeatureWGD
 from featureflock.models import MLPConfig
 from featureflock.studies.study import STUDIES, Study
 from featureflock.studies.two_views import smoke_views, view_columns, view_rows
 from featureflock.training import RECIPES, Recipe
-
-_BASE = replace(RECIPES["cifar10-wrn16x4"].recipe, data=Dominoes())
 
 
 def _laptop(recipe: Recipe) -> Recipe:
@@ -35,9 +32,8 @@ STUDIES.add(
     "dominoes",
     Study(
         "Whether members rely on different halves of dominoes, a digit above an image",
-        view_rows(_BASE, FeatureWGD().prior),
+        view_rows(replace(RECIPES["cifar10-wrn16x4"].recipe, data=Dominoes())),
         view_columns("digit", "image"),
-        seeds=5,
         smoke=smoke_views,
         laptop=_laptop,
         laptop_examples=2_000,

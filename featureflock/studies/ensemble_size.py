@@ -6,7 +6,7 @@ Members of Deep Ensembles are independent, so the smaller ones are sub-ensembles
 from dataclasses import replace
 
 from featureflock.methods import DeepEnsembles
-from featureflock.studies.study import CLEAN, STUDIES, Row, Study, laptop
+from featureflock.studies.study import STUDIES, Row, Study, laptop
 from featureflock.training import RECIPES
 
 _BASE = RECIPES["cifar100-wrn16x4"].recipe
@@ -16,11 +16,10 @@ STUDIES.add(
     Study(
         "Deep Ensembles and feature-WGD with 2 to 20 members on CIFAR-100",
         tuple(
-            Row(title, replace(_BASE, method=method, members=members))
-            for title, method in (("Deep Ensembles", DeepEnsembles()), ("feature-WGD", _BASE.method))
+            Row(method.title, replace(_BASE, method=method, members=members))
+            for method in (DeepEnsembles(), _BASE.method)
             for members in (2, 4, 10, 20)
         ),
-        CLEAN,
         seeds=3,
         source="Figure 4",
         laptop=lambda recipe: replace(laptop(recipe), members=recipe.size // 2),

@@ -7,11 +7,9 @@ configuration was ahead of Deep Ensembles on held-out images (results/laptop_sea
 from dataclasses import replace
 
 from featureflock.core.priors import Cauchy
-from featureflock.methods import DeepEnsembles, FeatureWGD
-from featureflock.studies.study import CLEAN, STUDIES, Row, Study, laptop
+from featureflock.methods import FeatureWGD
+from featureflock.studies.study import CLEAN, STUDIES, Study, laptop, with_deep_ensembles
 from featureflock.training import RECIPES, Recipe
-
-_BASE = replace(RECIPES["cifar10-wrn16x4"].recipe, epochs=600, decay_epochs=(300, 450))
 
 
 def _laptop(recipe: Recipe) -> Recipe:
@@ -26,9 +24,8 @@ STUDIES.add(
     "longer-training",
     Study(
         "Deep Ensembles and feature-WGD trained twice as long on CIFAR-10",
-        (Row("Deep Ensembles", replace(_BASE, method=DeepEnsembles())), Row("feature-WGD", _BASE)),
+        with_deep_ensembles(replace(RECIPES["cifar10-wrn16x4"].recipe, epochs=600, decay_epochs=(300, 450))),
         (*CLEAN, "member_accuracy", "disagreement"),
-        seeds=5,
         laptop=_laptop,
     ),
 )

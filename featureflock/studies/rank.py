@@ -7,23 +7,18 @@ from dataclasses import replace
 
 from featureflock.core.priors import Cauchy
 from featureflock.methods import FeatureWGD
-from featureflock.studies.study import CLEAN, STUDIES, Row, Study
+from featureflock.studies.study import STUDIES, Row, Study
 from featureflock.training import RECIPES
 
-STUDIES.add(
-    "rank",
-    Study(
-        "feature-WGD with projections of different ranks on CIFAR-100",
-        tuple(
-            Row(
-                "no projection" if rank is None else f"r = {rank} of 10",
-                replace(RECIPES["cifar100-wrn16x4"].recipe, method=FeatureWGD(Cauchy(5e-3), rank=rank)),
-                {"accuracy": accuracy},
-            )
-            for rank, accuracy in ((3, "82.7"), (5, "82.9"), (10, "82.7"), (None, "82.7"))
-        ),
-        CLEAN,
-        seeds=3,
-        source="Table 14",
-    ),
+_BASE = RECIPES["cifar100-wrn16x4"].recipe
+_ROWS = tuple(
+    Row(title, replace(_BASE, method=FeatureWGD(Cauchy(5e-3), rank=rank)), {"accuracy": accuracy})
+    for title, rank, accuracy in (
+        ("r = 3 of 10", 3, "82.7"),
+        ("r = 5 of 10", 5, "82.9"),
+        ("r = 10 of 10", 10, "82.7"),
+        ("no projection", None, "82.7"),
+    )
 )
+_TITLE = "feature-WGD with projections of different ranks on CIFAR-100"
+STUDIES.add("rank", Study(_TITLE, _ROWS, seeds=3, source="Table 14"))

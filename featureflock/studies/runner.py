@@ -13,21 +13,21 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from featureflock.data import DataSet
 from featureflock.evaluation import Evaluation, EvaluationProtocol, RunResult, cache_predictions, evaluate_runs, mean
-from featureflock.evaluation.evaluate import EvaluationProgress
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
 from featureflock.studies.study import Row, Scale, Study
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
 from featureflock.training.run_folder import RunFolder, RunLockedError
+from featureflock.utils.progress import ProgressCallback, no_progress
 from featureflock.utils.provenance import provenance
 
 
@@ -78,12 +78,17 @@ class StudyStatus:
 
 
 def study_runs(study: Study, scale: Scale, folder: Path, seeds: int | None = None) -> list[StudyRun]:
-    """All runs of a study. Every row comes with the first seed before any comes with the second."""
+    """All runs of a study. Every row comes with the first seed before any comes with the second.
+
+    Of Deep Ensembles that differ in size alone, only the largest are trained: the others are sub-ensembles of them.
+    """
     rows = study.rows_at(scale)
     runs = []
     for seed in range(study.seeds_at(scale) if seeds is None else seeds):
         for row, recipe in rows:
-            trained = replace(_largest(recipe, [other for _, other in rows]), seed=seed)
+            same = [other for _, other in rows if replace(other, members=recipe.members) == recipe]
+            largest = max(same, key=lambda other: other.size) if isinstance(recipe.method, DeepEnsembles) else recipe
+            trained = replace(largest, seed=seed)
             runs.append(StudyRun(row, trained, recipe.size, folder / _folder_name(trained)))
     return runs
 
@@ -103,8 +108,8 @@ def run_study(
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
     reporter: Callable[[], Reporter] = Reporter,
-    training_progress: EvaluationProgress = lambda done, total, what: None,
-    progress: EvaluationProgress = lambda done, total, what: None,
+    training_progress: ProgressCallback = no_progress,
+    progress: ProgressCallback = no_progress,
     log: Callable[[str], None] = lambda text: None,
 ) -> StudyStatus:
     """Train the missing runs; when all runs are finished, compute their metrics and compare them.
@@ -127,47 +132,39 @@ def run_study(
     distinct = to_train(runs)
     own = distinct[shard.number - 1 :: shard.of]
     queue = [*own, *(run for run in distinct if run not in own and not run.is_finished)]
+    complete = partial(_complete, protocol=protocol, compute=compute)
     if workers > 1 and any(not run.is_finished for run in queue):
-        _complete_in_processes(queue, workers, protocol, compute, training_progress)
+        _in_processes(complete, queue, min(workers, len(queue)), training_progress)
     else:
         for run in queue:
             if not run.is_finished:
                 log(f"{run}: {run.folder}")
-            if not _complete(run, protocol, compute, reporter()):
+            if not complete(run, reporter()):
                 log("Another worker is training it.")
     unfinished = [run for run in distinct if not run.is_finished]
     if unfinished:
         return StudyStatus(runs, unfinished)
-    by_data: dict[DataSet, list[StudyRun]] = {}
-    for run in distinct:
-        by_data.setdefault(run.recipe.data, []).append(run)
-    evaluations = tuple(
-        evaluate_runs(
-            [run.folder for run in group],
-            protocol,
-            titles=[run.row.title for run in group],
-            compute=compute,
-            progress=progress,
-            log=log,
-        )
-        for group in by_data.values()
-    )
-    folders = [run.folder for group in by_data.values() for run in group]
-    entries = [entry for evaluation in evaluations for entry in evaluation.results.runs]
-    measured = dict(zip(folders, entries, strict=True))
+    evaluations: list[Evaluation] = []
+    measured: dict[Path, RunResult] = {}
+    for data in dict.fromkeys(run.recipe.data for run in distinct):
+        group = [run for run in distinct if run.recipe.data == data]
+        folders, titles = [run.folder for run in group], [run.row.title for run in group]
+        evaluation = evaluate_runs(folders, protocol, titles=titles, compute=compute, progress=progress, log=log)
+        evaluations.append(evaluation)
+        measured |= dict(zip(folders, evaluation.results.runs, strict=True))
     results = {
         "what": study.title,
         "scale": scale,
-        "test_examples": entries[0].clean.examples,
+        "test_examples": evaluations[0].results.runs[0].clean.examples,
         "corrupted_examples": protocol.examples_per_corruption,
         "rows": _compare(study, runs, measured),
         "runs": [_summarise(run, measured[run.folder]) for run in distinct],
         "provenance": provenance(),
     }
-    return StudyStatus(runs, [], results, evaluations)
+    return StudyStatus(runs, [], results, tuple(evaluations))
 
 
-def _complete(run: StudyRun, protocol: EvaluationProtocol, compute: ComputeConfig, reporter: Reporter) -> bool:
+def _complete(run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, compute: ComputeConfig) -> bool:
     """Train the run unless it is finished, and cache its predictions; False if another worker is training it."""
     if not run.is_finished:
         try:
@@ -178,20 +175,15 @@ def _complete(run: StudyRun, protocol: EvaluationProtocol, compute: ComputeConfi
     return True
 
 
-def _complete_in_processes(
-    queue: Sequence[StudyRun],
-    workers: int,
-    protocol: EvaluationProtocol,
-    compute: ComputeConfig,
-    progress: EvaluationProgress,
+def _in_processes(
+    complete: Callable[[StudyRun, Reporter], bool], queue: list[StudyRun], workers: int, progress: ProgressCallback
 ) -> None:
-    workers = min(workers, len(queue))
     threads = max(1, (os.cpu_count() or 1) // workers)
     others = set(active_children())
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         # Child processes inherit ignored signals: only this process receives Ctrl-C, and it stops the others.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        futures = {pool.submit(_complete, run, protocol, compute, Reporter()): run for run in queue}
+        futures = {pool.submit(complete, run, Reporter()): run for run in queue}
         signal.signal(signal.SIGINT, handler)
         try:
             progress(0, len(queue), "training")
@@ -206,42 +198,34 @@ def _complete_in_processes(
 
 def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunResult]) -> list[dict[str, Any]]:
     """Mean over seeds of each row, and the differences from its Deep Ensembles."""
-    scores: dict[str, dict[int, dict[str, float]]] = {}  # by row, seed and metric
-    unreliable: dict[str, set[str]] = {}
-    for run in runs:
-        entry, key = measured[run.folder], _row_key(run)
-        found = _scores(entry, run.size)
-        scores.setdefault(key, {})[run.recipe.seed] = {name: found[name] for name in study.columns if name in found}
-        calibrated = [name for name in study.columns if find_metric(name).uncalibrated]
-        unreliable.setdefault(key, set()).update(name for name in calibrated if entry.temperature_at_bound(name))
+
+    def scores(run: StudyRun) -> dict[str, float]:
+        entry = measured[run.folder]
+        found = entry.summary if run.size == entry.members else entry.details.by_size[str(run.size)]
+        return {name: found[name] for name in study.columns if name in found}
+
+    def by_seed(row: Row) -> dict[int, dict[str, float]]:
+        return {run.recipe.seed: scores(run) for run in runs if run.row is row}
+
     rows = []
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
     for run in first_seed:
-        key, baseline = _row_key(run), _baseline(run, first_seed)
-        ours = scores[key]
-        names = [name for name in study.columns if all(name in by_metric for by_metric in ours.values())]
+        ours, entries = by_seed(run.row), [measured[other.folder] for other in runs if other.row is run.row]
+        names = [name for name in study.columns if all(name in found for found in ours.values())]
+        calibrated = [name for name in names if find_metric(name).uncalibrated]
         row: dict[str, Any] = {
             "title": run.row.title,
             "members": run.size,
-            "ours": {name: mean([by_metric[name] for by_metric in ours.values()])._asdict() for name in names},
+            "ours": {name: mean([found[name] for found in ours.values()])._asdict() for name in names},
             "paper": dict(run.row.paper),
-            "at_bound": [name for name in names if name in unreliable[key]],
+            "at_bound": [name for name in calibrated if any(entry.temperature_at_bound(name) for entry in entries)],
         }
-        if baseline is not None:
+        if baseline := _baseline(run, first_seed):
             row["against"] = baseline.row.title
-            differences = paired_differences(ours, scores[_row_key(baseline)])
+            differences = paired_differences(ours, by_seed(baseline.row))
             row["differences"] = {name: difference._asdict() for name, difference in differences.items()}
         rows.append(row)
     return rows
-
-
-def _row_key(run: StudyRun) -> str:
-    return f"{_folder_name(replace(run.recipe, seed=0))}, {run.size}"
-
-
-def _scores(entry: RunResult, size: int) -> dict[str, float]:
-    """A run's summary, or the scores of its sub-ensembles of this size."""
-    return entry.summary if size == entry.members else entry.details.by_size[str(size)]
 
 
 def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
@@ -268,15 +252,6 @@ def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
         "commits": sorted({start.get("commit") or "unknown" for start in entry.environment}),
         "machine": entry.environment[-1].get("machine"),
     }
-
-
-def _largest(recipe: Recipe, recipes: Sequence[Recipe]) -> Recipe:
-    """What is trained for a recipe: of Deep Ensembles that differ in size alone, only the largest, which has the
-    others as sub-ensembles."""
-    if not isinstance(recipe.method, DeepEnsembles):
-        return recipe
-    same = [other for other in recipes if replace(other, members=recipe.members) == recipe]
-    return max(same, key=lambda other: other.size)
 
 
 def _folder_name(recipe: Recipe) -> str:

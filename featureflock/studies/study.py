@@ -1,7 +1,7 @@
 """A study: the rows of a table or figure, the paper's numbers, and how the recipes shrink to smaller scales.
 
     rows = (Row("Normal", normal), Row("Cauchy", cauchy, {"accuracy": "82.9"}))
-    STUDIES.add("priors", Study("feature-WGD with two priors on CIFAR-100", rows, columns=("accuracy", "nll"), seeds=5))
+    STUDIES.add("priors", Study("feature-WGD with two priors on CIFAR-100", rows, columns=("accuracy", "nll")))
 
 A row's recipe is the paper's. Two functions make it smaller:
 
@@ -10,7 +10,7 @@ A row's recipe is the paper's. Two functions make it smaller:
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from featureflock.core.priors import Cauchy, Normal
 from featureflock.data import Digits
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation.metrics.registry import find_metric
-from featureflock.methods import FeatureMAP, FeatureWGD, Method
+from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Method, Single
 from featureflock.models import CNNConfig, FastCNNConfig, ResNetConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
 from featureflock.utils.registry import Registry
@@ -27,6 +27,10 @@ Scale = Literal["smoke", "laptop", "paper"]
 
 CLEAN = ("accuracy", "nll", "brier", "ece")
 CORRUPTED = ("corrupted_accuracy", "corrupted_nll", "corrupted_brier", "corrupted_ece")
+PAPER = (*CLEAN, *CORRUPTED)
+"""Columns of the paper's tables, in their order."""
+_LAPTOP_PRECISION = 3e-3
+"""Precision of feature priors at laptop scale: the best on held-out images (results/tuning_cifar10_laptop.json)."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,23 @@ class Row:
     """The paper's numbers by metric; accuracies in %."""
 
 
-def printed(columns: Sequence[str], numbers: str) -> dict[str, str]:
-    """A row of the paper by metric, from numbers separated by bars."""
-    return dict(zip(columns, (number.strip() for number in numbers.split("|")), strict=True))
+def paper_numbers(numbers: str) -> dict[str, str]:
+    """The paper's numbers by metric, from a string such as "82.9 | 0.624": the first columns of `PAPER`."""
+    return dict(zip(PAPER, filter(None, map(str.strip, numbers.split("|"))), strict=False))
+
+
+def method_rows(recipe: Recipe, paper: Mapping[Method, str], suffix: str = "") -> tuple[Row, ...]:
+    """A row for each method with the paper's numbers, titled after the method."""
+    sizes = {method: 1 if isinstance(method, Single) else recipe.members for method in paper}
+    return tuple(
+        Row(method.title + suffix, replace(recipe, method=method, members=sizes[method]), paper_numbers(numbers))
+        for method, numbers in paper.items()
+    )
+
+
+def with_deep_ensembles(recipe: Recipe, suffix: str = "") -> tuple[Row, ...]:
+    """Deep Ensembles and the recipe's method, where the paper prints no numbers."""
+    return method_rows(recipe, {DeepEnsembles(): "", recipe.method: ""}, suffix)
 
 
 def laptop(recipe: Recipe) -> Recipe:
@@ -50,28 +68,15 @@ def laptop(recipe: Recipe) -> Recipe:
 
     Its 5,000 images are nearly fitted at the end of training: the method acts once the gradients of the data are small.
     """
-    width = _width(recipe)
-    return replace(
-        RECIPES["cifar10-laptop"].recipe,
-        model=FastCNNConfig((2 * width, 8 * width, 16 * width)),
-        method=_laptop_method(recipe.method),
-        members=min(recipe.size, 5),
-    )
-
-
-_PRECISION = 3e-3
-"""Precision of feature priors at laptop scale: the best on held-out images (results/tuning_cifar10_laptop.json)."""
-
-
-def _laptop_method(method: Method) -> Method:
-    """Half of the rank, as there are half of the paper's ten members, and the precision chosen at this scale."""
     changes: dict[str, Any] = {}
-    rank = getattr(method, "rank", None)
-    if rank is not None:
-        changes["rank"] = max(1, rank // 2)
-    if isinstance(method, FeatureWGD | FeatureMAP) and isinstance(method.prior, Cauchy | Normal):
-        changes["prior"] = replace(method.prior, precision=_PRECISION)
-    return replace(method, **changes)  # type: ignore[type-var]
+    if (rank := getattr(recipe.method, "rank", None)) is not None:
+        changes["rank"] = max(1, rank // 2)  # as there are half of the paper's ten members
+    if isinstance(recipe.method, FeatureWGD | FeatureMAP) and isinstance(recipe.method.prior, Cauchy | Normal):
+        changes["prior"] = replace(recipe.method.prior, precision=_LAPTOP_PRECISION)
+    method = replace(recipe.method, **changes)  # type: ignore[type-var]
+    width = _width(recipe)
+    model = FastCNNConfig((2 * width, 8 * width, 16 * width))
+    return replace(RECIPES["cifar10-laptop"].recipe, model=model, method=method, members=min(recipe.size, 5))
 
 
 def smoke(recipe: Recipe) -> Recipe:
@@ -102,9 +107,9 @@ class Study:
 
     title: str
     rows: tuple[Row, ...]
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = CLEAN
     """Keys of metrics."""
-    seeds: int
+    seeds: int = 5
     """Number of seeds at the paper's scale."""
     source: str = ""
     """The table or figure of the paper; empty if the paper has no such study."""
@@ -137,8 +142,7 @@ class Study:
         corrupted = not groups.isdisjoint({"corrupted", "severity"}) or any("corrupted" in c for c in self.columns)
         maps = 500 if any("map" in column for column in self.columns) else 0
         full = EvaluationProtocol(maps=maps, ood=None if "ood" in groups else ())
-        if not corrupted:
-            full = replace(full, corruptions=())
+        full = full if corrupted else replace(full, corruptions=())
         if scale == "smoke":
             corruptions = ("gaussian_noise", "contrast") if corrupted else ()
             return replace(full, examples=100, corruptions=corruptions, severities=(1, 5), maps=min(maps, 20))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from featureflock.core.kernels import RBF
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD
-from featureflock.studies.study import CLEAN, CORRUPTED, STUDIES, Row, Study
+from featureflock.studies.study import PAPER, STUDIES, Row, Study
 from featureflock.training import RECIPES
 
 _BASE = RECIPES["cifar10-wrn16x4"].recipe
@@ -22,14 +22,13 @@ STUDIES.add(
             Row("no repulsion", replace(_BASE, method=FeatureMAP(_PRIOR))),
             *(
                 Row(
-                    f"{subspace}, {bandwidth}",
-                    replace(_BASE, method=FeatureWGD(_PRIOR, kernel=RBF(bandwidth), subspace=subspace)),
+                    f"{subspace}, {kernel.bandwidth}",
+                    replace(_BASE, method=FeatureWGD(_PRIOR, kernel, subspace=subspace)),
                 )
                 for subspace in ("dominant", "weakest")
-                for bandwidth in ("median", "official")
+                for kernel in (RBF("median"), RBF("official"))
             ),
         ),
-        (*CLEAN, *CORRUPTED, "member_accuracy", "disagreement"),
-        seeds=5,
+        (*PAPER, "member_accuracy", "disagreement"),
     ),
 )

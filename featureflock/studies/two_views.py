@@ -7,24 +7,21 @@ halves. `view_rows` and the other functions are shared with dominoes.py.
 from dataclasses import replace
 
 from featureflock.core.kernels import RBF
-from featureflock.core.priors import Prior
 from featureflock.data import Digits
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MLPConfig
-from featureflock.studies.study import STUDIES, Row, Study
+from featureflock.studies.study import STUDIES, Row, Study, method_rows
 from featureflock.training import RECIPES, Recipe
 
-_BASE = replace(RECIPES["two-view-digits"].recipe, members=10)
 
-
-def view_rows(recipe: Recipe, prior: Prior) -> tuple[Row, ...]:
+def view_rows(recipe: Recipe) -> tuple[Row, ...]:
     """A single network, Deep Ensembles, a shared head with a prior, and feature-WGD in two variants."""
-    official = FeatureWGD(prior, subspace="weakest", kernel=RBF(bandwidth="official"))
+    ours = FeatureWGD()
+    official = replace(ours, subspace="weakest", kernel=RBF(bandwidth="official"))
     return (
-        Row("Single", replace(recipe, method=Single(), members=1)),
-        Row("Deep Ensembles", replace(recipe, method=DeepEnsembles())),
-        Row("feature-MAP, shared head", replace(recipe, method=FeatureMAP(prior))),
-        Row("feature-WGD", replace(recipe, method=FeatureWGD(prior))),
+        *method_rows(recipe, {Single(): "", DeepEnsembles(): ""}),
+        Row("feature-MAP, shared head", replace(recipe, method=FeatureMAP(ours.prior))),
+        Row("feature-WGD", replace(recipe, method=ours)),
         Row("feature-WGD, authors' code", replace(recipe, method=official)),
     )
 
@@ -42,11 +39,6 @@ def view_columns(first: str, second: str) -> tuple[str, ...]:
         "view_difference_by_input",
         "view_difference_on_average",
     )
-
-
-def _laptop(recipe: Recipe) -> Recipe:
-    """Five members; the data and the networks are small as they are."""
-    return replace(recipe, members=min(5, recipe.size))
 
 
 def smoke_views(recipe: Recipe) -> Recipe:
@@ -69,10 +61,10 @@ STUDIES.add(
     "two-views",
     Study(
         "Whether members rely on different halves of two-view digits",
-        view_rows(_BASE, FeatureWGD().prior),
+        view_rows(replace(RECIPES["two-view-digits"].recipe, members=10)),
         view_columns("left", "right"),
         seeds=20,
         smoke=smoke_views,
-        laptop=_laptop,
+        laptop=lambda recipe: replace(recipe, members=min(5, recipe.size)),  # data and networks are small already
     ),
 )

@@ -36,9 +36,9 @@ def test_one_seed_prints_the_table_and_writes_the_page(tmp_path, capsys, monkeyp
     ("arguments", "words"),
     [
         (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--epochs", "0"], "epochs must be at least 1"),
         (["--members", "1"], "--members must be at least 2"),
-        (["--out", "file"], "is a file"),
+        (["--out", "file"], "cannot be created"),
     ],
 )
 def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
