@@ -13,7 +13,8 @@ from rich.table import Table
 
 from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.distributed.env import launched_by_torchrun
-from featureflock.report import beside_paper, markdown, terminal_table, write_report
+from featureflock.report import markdown, terminal_table, write_report
+from featureflock.report.tables import beside_paper
 from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.costs import cost, gpu_time
 from featureflock.training import ComputeConfig, LineReporter, ProgressBarReporter

@@ -84,10 +84,10 @@ def line_panel(
     values += [m + sign * (sd or 0) for s in series for _, m, sd in s.points for sign in (-1, 1)]
     if x_range is None:
         xs = [x for s in series for x, _, _ in s.points]
-        low, high = min(xs), max(xs)
-        x_range = (low, high) if low < high else (low - 0.5, high + 0.5)
-        x_ticks = [float(k) for k in range(math.ceil(low), math.floor(high) + 1)]
-        x_ticks = x_ticks[:: -(-len(x_ticks) // 10)]
+        margin = 0.5 if min(xs) == max(xs) else 0
+        x_range = min(xs) - margin, max(xs) + margin
+        x_ticks = [float(k) for k in range(math.ceil(x_range[0]), math.floor(x_range[1]) + 1)]
+        x_ticks = x_ticks[:: max(1, -(-len(x_ticks) // 10))]
     else:
         x_ticks = svg.ticks(*x_range, 6)
     y_range = svg.padded(values, floor, top)

@@ -24,10 +24,10 @@ class Panel(NamedTuple):
     height: float
 
 
-def tag(name: str, *content: str, **attributes: str | float | None) -> Markup:
-    """An element. Attribute names lose a trailing _, other _ become -; attributes that are None are left out."""
-    texts = {k: f"{v:.1f}".removesuffix(".0") if isinstance(v, int | float) else v for k, v in attributes.items()}
-    pairs = (Markup(' {}="{}"').format(k.rstrip("_").replace("_", "-"), v) for k, v in texts.items() if v is not None)
+def tag(name: str, *content: str, **attributes: str | float) -> Markup:
+    """An element. Attribute names lose a trailing _, other _ become -; numbers are rounded to 0.1."""
+    texts = {k: v if isinstance(v, str) else f"{v:.1f}".removesuffix(".0") for k, v in attributes.items()}
+    pairs = (Markup(' {}="{}"').format(k.rstrip("_").replace("_", "-"), text) for k, text in texts.items())
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), Markup().join(pairs), join(content))
 
 
