@@ -43,7 +43,6 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock.ensemble import Ensemble, Uncertainty, load, save
     from featureflock.evaluation import calibrate
 else:
-    _MODULES = ("corruptions", "data", "evaluation", "methods", "models", "studies", "training")
     _NAMES = {
         "core": "MAP RBF SVGD WGD Cauchy Normal ParticleLayer SteinWGD Uniform transport",
         "distributed.mesh": "MeshShape join_mesh",
@@ -53,12 +52,10 @@ else:
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f"featureflock.{name}")
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module 'featureflock' has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"featureflock.{_HOMES[name]}"), name)
-        globals()[name] = value
+        module = importlib.import_module(f"featureflock.{_HOMES.get(name, name)}")
+        globals()[name] = value = getattr(module, name) if name in _HOMES else module
         return value
 
     def __dir__() -> list[str]:

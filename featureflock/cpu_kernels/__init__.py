@@ -1,4 +1,1 @@
-"""Optional C kernels for CPUs: faster 3×3 convolutions in networks compiled by torch.compile.
-
-module.compile(options=replace_convolutions.compile_options())
-"""
+"""Optional C kernels for CPUs: faster 3×3 convolutions in networks compiled by torch.compile."""

@@ -1,7 +1,4 @@
-"""`replace_convolutions` as a pass of torch.compile.
-
-This module imports a private PyTorch API. Only `replace_convolutions.compile_options` imports it, and works without it.
-"""
+"""`replace_convolutions` as a pass of torch.compile. Imports a private PyTorch API; `compile_options` works without."""
 
 from typing import Any
 
@@ -23,6 +20,3 @@ class ReplaceConvolutions(CustomGraphPass):
     def uuid(self) -> Any:
         """Part of the key under which compiled graphs are cached."""
         return get_hash_for_files(tuple(m.__file__ for m in (replace_convolutions, weight_gradient, winograd)))
-
-
-GRAPH_PASS = ReplaceConvolutions()

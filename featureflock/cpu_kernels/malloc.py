@@ -1,11 +1,8 @@
 """Make glibc's malloc reuse freed memory.
 
-By default, glibc returns every large block to the system when it is freed. The next batch requests blocks of the same
-size again, and the system provides them as new pages of zeros. This costs a tenth of the time of a training step on a
-CPU, and more of the time of a prediction (docs/speed.md).
-
-The setting affects the whole process and cannot be undone, so only programs may change it: the `featureflock` commands
-and the benchmarks do, and library calls never do. To use it in your own program, call `reuse_freed_memory()` first.
+By default, glibc returns large blocks to the system, which provides them for the next batch as new pages of zeros. This
+costs a tenth of the time of a training step on a CPU, and more of a prediction (docs/speed.md). The setting affects the
+whole process and cannot be undone, so library calls never change it: only the `featureflock` commands do.
 """
 
 import ctypes

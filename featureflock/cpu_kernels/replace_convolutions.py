@@ -16,16 +16,19 @@ _CONVOLUTION, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.con
 
 
 def compile_options() -> dict[str, Any]:
-    """Return options for torch.compile that use our kernels; empty if they cannot be used or are not faster here."""
+    """Return options for torch.compile that use our kernels; empty if they cannot be used or are not faster here.
+
+    module.compile(options=compile_options())
+    """
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         return {}
     if any(load_kernel(*kernel) is None for kernel in (weight_gradient.KERNEL, winograd.KERNEL)):
         return {}
     try:
-        from featureflock.cpu_kernels.inductor_pass import GRAPH_PASS, OPTION  # a slow import
+        from featureflock.cpu_kernels.inductor_pass import OPTION, ReplaceConvolutions  # a slow import
     except (ImportError, AttributeError):  # another version of PyTorch
         return {}
-    return {OPTION: GRAPH_PASS}
+    return {OPTION: ReplaceConvolutions()}
 
 
 def replace_convolutions(graph: fx.Graph) -> None:
@@ -59,17 +62,15 @@ def _replace_gradients(graph: fx.Graph, node: fx.Node) -> None:
             replacement.meta.update(user.meta)
             user.replace_all_uses_with(replacement)
             graph.erase_node(user)
-    remaining = {user.args[1] for user in node.users}
-    if remaining:
+    if remaining := {user.args[1] for user in node.users}:
         node.args = (*args[:-1], [0 in remaining, 1 in remaining, False])
     else:
         graph.erase_node(node)
 
 
-def _fits(
-    x: fx.Node, weight: fx.Node, stride: Any, padding: Any, dilation: Any, transposed: Any, _: Any, groups: Any
-) -> bool:
+def _fits(x: fx.Node, weight: fx.Node, stride: Any, *rest: Any) -> bool:
     """Return whether the kernels support this kind of convolution."""
+    padding, dilation, transposed, _, groups = rest
     tensors = [node.meta["val"] for node in (x, weight)]
     return (
         not transposed

@@ -12,9 +12,6 @@ from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
 KERNEL = ("weight_gradient", 3, 7)
 """Name of the C function, number of pointer arguments, number of integer arguments."""
 
-_INPUTS, _OUTPUTS = 8, 4
-"""Numbers of input and output channels must be multiples of these."""
-
 
 @torch.library.custom_op("featureflock::weight_gradient", mutates_args=())
 def weight_gradient(grad: Tensor, x: Tensor, stride: int) -> Tensor:
@@ -26,8 +23,8 @@ def weight_gradient(grad: Tensor, x: Tensor, stride: int) -> Tensor:
     grad, x = (t.contiguous(memory_format=torch.channels_last) for t in (grad, x))
     (batch, inputs, height, width), outputs = x.shape, grad.shape[1]
     dw: Tensor = _empty_result(grad, x, stride)
-    sizes = batch, height, width, inputs, outputs, stride
-    call_kernel(load_kernel(*KERNEL), x.data_ptr(), grad.data_ptr(), dw.data_ptr(), *sizes)
+    pointers = x.data_ptr(), grad.data_ptr(), dw.data_ptr()
+    call_kernel(load_kernel(*KERNEL), *pointers, batch, height, width, inputs, outputs, stride)
     return dw
 
 
@@ -38,4 +35,4 @@ def _empty_result(grad: Tensor, x: Tensor, stride: int) -> Tensor:
 
 def is_supported(inputs: int, outputs: int) -> bool:
     """Return whether the kernel supports these numbers of channels."""
-    return inputs % _INPUTS == 0 and outputs % _OUTPUTS == 0
+    return inputs % 8 == 0 and outputs % 4 == 0

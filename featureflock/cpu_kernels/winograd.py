@@ -14,13 +14,6 @@ from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
 
 KERNEL = ("winograd", 4, 6)
 """Name of the C function, number of pointer arguments, number of integer arguments."""
-
-_INPUTS, _OUTPUTS = 8, 16
-"""Numbers of input and output channels must be multiples of these."""
-
-_MIN_TILES, _MIN_CHANNEL_PAIRS = 512, 1024
-"""Measured: with fewer tiles the transform of the weights costs too much; with fewer channels that of the images."""
-
 _G = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]]
 
 
@@ -53,25 +46,17 @@ def _transform_weight(weight: Tensor) -> Tensor:
     """Return u = G w Gᵀ in the layout of winograd.c: (O / 16, 16 points, C, 16)."""
     g = weight.new_tensor(_G)
     outputs, inputs = weight.shape[:2]
-    panels = weight.reshape(outputs // _OUTPUTS, _OUTPUTS, inputs, 9).permute(0, 3, 2, 1)
-    return torch.kron(g, g) @ panels.reshape(-1, 9, inputs * _OUTPUTS)
-
-
-def _tiles(x: Tensor) -> int:
-    """Return the number of tiles of 2×2 pixels. For dynamic shapes, use the shape that the graph was traced with."""
-    batch, _, height, width = (n if isinstance(n, int) else _traced_size(n) for n in x.shape)
-    return int(batch * ((height + 1) // 2) * ((width + 1) // 2))
-
-
-def _traced_size(n: torch.SymInt) -> int:
-    return getattr(getattr(n, "node", None), "hint", None) or 0  # not a public attribute: 0 tiles without it
+    panels = weight.reshape(outputs // 16, 16, inputs, 9).permute(0, 3, 2, 1)
+    return torch.kron(g, g) @ panels.reshape(-1, 9, inputs * 16)
 
 
 def is_faster(x: Tensor, inputs: int, outputs: int) -> bool:
-    """Return whether the kernel supports these sizes and was measured to be faster."""
-    return (
-        inputs % _INPUTS == 0
-        and outputs % _OUTPUTS == 0
-        and _tiles(x) >= _MIN_TILES
-        and inputs * outputs >= _MIN_CHANNEL_PAIRS
-    )
+    """Return whether the kernel supports these sizes and was measured to be faster.
+
+    With fewer tiles of 2×2 pixels the transform of the weights costs too much; with fewer channels that of the images.
+    """
+    # For dynamic shapes, the sizes that the graph was traced with: not a public attribute, so 0 without it.
+    sizes = (n if isinstance(n, int) else getattr(getattr(n, "node", None), "hint", None) or 0 for n in x.shape)
+    batch, _, height, width = sizes
+    tiles = batch * ((height + 1) // 2) * ((width + 1) // 2)
+    return bool(inputs % 8 == outputs % 16 == 0 and tiles >= 512 and inputs * outputs >= 1024)

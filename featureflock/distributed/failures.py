@@ -56,8 +56,7 @@ def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout
             store.set(f"featureflock/prefix/{requested_by}", name)
         waiting = {r for r in waiting if not store.check([f"featureflock/confirmed/{name}/{r}"])}
         if waiting and time.monotonic() > deadline:
-            ranks = ", ".join(map(str, sorted(waiting)))
-            raise MissingProcesses(f"No response within {timeout:g} s from rank {ranks}.")
+            raise MissingProcesses(f"No response within {timeout:g} s from rank {str(sorted(waiting))[1:-1]}.")
         time.sleep(0.02 if waiting else 0)
     return [PrefixStore(name, each) for each in stores]
 
@@ -66,18 +65,19 @@ def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout
 def failure_reporting(store: Any, heartbeat_store: Any, rank: int, processes: int, timeout: float) -> Iterator[None]:
     """Share failures with the other processes, so that each failure is reported by one of them.
 
-    Args:
-        store: a store of torch.distributed.
-        heartbeat_store: the same store through a second connection, for the heartbeat thread.
-        rank, processes: of this process, and their number.
-        timeout: seconds after which PyTorch stops waiting, for the message.
+    `heartbeat_store` is a second connection to `store`; after `timeout` seconds PyTorch stops waiting.
     """
-    failures = _FailureStore(store, rank, processes)
+    failures, heartbeat = (_FailureStore(each, rank, processes) for each in (store, heartbeat_store))
     name = f"rank {rank} on {socket.gethostname()} (process {os.getpid()})"
     failures.write("name", name)
     stop = threading.Event()
-    heartbeat = _FailureStore(heartbeat_store, rank, processes)
-    thread = threading.Thread(target=_send_heartbeats, args=(heartbeat, stop), daemon=True)
+
+    def send_heartbeats() -> None:
+        while not stop.is_set():
+            heartbeat.write("heartbeat", str(time.monotonic_ns()))
+            stop.wait(HEARTBEAT_SECONDS)
+
+    thread = threading.Thread(target=send_heartbeats, daemon=True)
     thread.start()
     try:
         yield
@@ -98,13 +98,6 @@ def failure_reporting(store: Any, heartbeat_store: Any, rank: int, processes: in
         thread.join()
 
 
-def _send_heartbeats(store: "_FailureStore", stop: threading.Event) -> None:
-    with suppress(RuntimeError):  # the store has been closed
-        while not stop.is_set():
-            store.write("heartbeat", str(time.monotonic_ns()))
-            stop.wait(HEARTBEAT_SECONDS)
-
-
 class _FailureStore:
     """The keys of all ranks in the store."""
 
@@ -113,7 +106,7 @@ class _FailureStore:
         self.others = [r for r in range(processes) if r != rank]
 
     def write(self, key: str, text: str) -> None:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the store has been closed
             self.store.set(f"featureflock/{key}/{self.rank}", text)
 
     def read(self, key: str, rank: int) -> str | None:
@@ -122,9 +115,8 @@ class _FailureStore:
 
     def reported_by_lower_rank(self, message: str) -> bool:
         """Wait a little, and return whether a lower rank reports the same message."""
-        lower = [r for r in self.others if r < self.rank]
         with suppress(RuntimeError):
-            return bool(lower) and _wait_for(lambda: any(self.read("failed", r) == message for r in lower))
+            return self.rank > 0 and _wait_for(lambda: message in [self.read("failed", r) for r in range(self.rank)])
         return False
 
     def explain_lost_connection(self, error: RuntimeError, timeout: float) -> BaseException:
@@ -142,7 +134,7 @@ class _FailureStore:
             return MissingProcesses(f"The process that hosts the store of all processes has exited: {reason}")
         if not names:
             message = f"No response within {timeout:g} s, although all processes are alive: {reason}"
-        elif "timed out" in reason.lower() or "timeout" in reason.lower():
+        elif any(word in reason.lower() for word in ("timed out", "timeout")):
             message = f"No response within {timeout:g} s from {names}, which hangs or has exited."
         else:
             message = f"{names} exited without an error message; was it killed?"

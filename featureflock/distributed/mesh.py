@@ -42,10 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Number of processes along each axis of the mesh; `torchrun` starts them.
-
-    MeshShape(members=4) divides the members among 4 processes; MeshShape(members=2, data=4) needs 8 processes.
-    """
+    """Number of processes along each axis of the mesh. MeshShape(members=2, data=4) needs 8 processes."""
 
     members: int | None = None
     """Processes that the members are divided among; None for the number of all processes divided by `data`."""
@@ -74,7 +71,8 @@ class Axis:
 
     def local_slice(self, count: int) -> slice:
         """Return this process's part of `count` items. Parts differ by at most one item; larger parts come first."""
-        return slice(_start(count, self.size, self.rank), _start(count, self.size, self.rank + 1))
+        starts = [count // self.size * rank + min(rank, count % self.size) for rank in (self.rank, self.rank + 1)]
+        return slice(*starts)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum x over the processes, in place."""
@@ -104,27 +102,19 @@ class Axis:
 
     def all_gather_rows(self, local: Tensor, count: int) -> Tensor:
         """Concatenate the local rows of all processes without autograd."""
-        most = _start(count, self.size, 1)
+        fewest, longer = divmod(count, self.size)
+        most = fewest + bool(longer)
         padded = local.new_zeros(most, *local.shape[1:])
         padded[: len(local)] = local
         received = local.new_empty(self.size * most, *local.shape[1:])
         dist.all_gather(list(received.split(most)), padded, group=self.group)
-        if count % self.size == 0:
+        if not longer:
             return received
-        sizes = [_start(count, self.size, r + 1) - _start(count, self.size, r) for r in range(self.size)]
-        return torch.cat([piece[:size] for piece, size in zip(received.split(most), sizes, strict=True)])
-
-
-def _start(count: int, size: int, rank: int) -> int:
-    return count // size * rank + min(rank, count % size)
+        return torch.cat([piece[: most if r < longer else fewest] for r, piece in enumerate(received.split(most))])
 
 
 class Mesh:
-    """The axes of the mesh as seen from this process. `Mesh()` is a single process.
-
-    with join_mesh(MeshShape(members=2, data=2)) as mesh:
-        mesh.members.size, mesh.data.size, mesh.world.size        # 2, 2, 4
-    """
+    """The axes of the mesh as seen from this process. `Mesh()` is a single process."""
 
     def __init__(self, members: Axis = Axis(), data: Axis = Axis(), world: Axis = Axis()) -> None:
         self.members, self.data, self.world = members, data, world
@@ -144,10 +134,10 @@ class Mesh:
 
         With `over_members`, average over the members axis too, where tensors are equal up to rounding.
         """
-        weight = self.batch_fraction / (self.members.size if over_members else 1)
         axis = self.world if over_members else self.data
         if axis.size == 1:
             return
+        weight = self.batch_fraction / (self.members.size if over_members else 1)
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for x in tensors:
             groups.setdefault((x.dtype, x.device), []).append(x)
@@ -182,20 +172,16 @@ class Mesh:
         """
         if self.world.size == 1:
             return call()
-        error: Exception | None = None
-        message: list[Any] = [False, None]
-        if self.is_rank_zero:
-            try:
-                message = [True, call()]
-            except Exception as e:
-                error = e
-        dist.broadcast_object_list(message, src=0)
-        if error is not None:
-            raise error
-        succeeded, result = message
-        if not succeeded:
+        result: list[T] = []  # stays empty after an error
+        try:
+            if self.is_rank_zero:
+                result = [call()]
+        finally:
+            message = [result]
+            dist.broadcast_object_list(message, src=0)
+        if not message[0]:
             raise AlreadyReported(1)
-        return result  # type: ignore[no-any-return]
+        return message[0][0]
 
     def rank_zero_first(self, call: Callable[[], T]) -> T:
         """Call a function on rank 0, which may download or repair files, and then on all other ranks."""
@@ -232,22 +218,18 @@ SINGLE_PROCESS = Mesh()
 def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     """Join the mesh of all processes that torchrun started, for the duration of the context.
 
-        with join_mesh(MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
-            ens.shard(mesh)
-
     Tensors on CPUs are sent with gloo, tensors on GPUs with NCCL. If a process does not respond within `shape.timeout`
     seconds, the others report its rank and exit.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    members = processes // shape.data if shape.members is None else shape.members
-    if members * shape.data != processes:
+    members = shape.members or max(1, processes // shape.data)
+    needed = members * shape.data
+    if needed != processes:
         if not is_rank_zero():
             raise AlreadyReported(1)
-        needed = (members or 1) * shape.data
         raise ValueError(
-            f"A mesh of {members or 1} × {shape.data} needs {needed} processes, and there "
-            f"{'is' if processes == 1 else 'are'} {processes}; start it with torchrun --nproc-per-node={needed} "
-            "-m featureflock …, or change --mesh.members and --mesh.data."
+            f"A mesh of {members} × {shape.data} needs {needed} processes, not {processes}; start it with torchrun "
+            f"--nproc-per-node={needed} -m featureflock …, or change --mesh.members and --mesh.data."
         )
     if processes == 1:
         yield SINGLE_PROCESS
@@ -274,9 +256,8 @@ def _axis(groups: list[list[int]], timeout: timedelta) -> Axis:
     """Return the axis whose process groups have these ranks."""
     if len(groups[0]) == 1:
         return Axis()
-    if len(groups) == 1:
-        return Axis(dist.group.WORLD)
-    return Axis(dist.new_subgroups_by_enumeration(groups, timeout=timeout)[0])
+    alone = len(groups) == 1
+    return Axis(dist.group.WORLD if alone else dist.new_subgroups_by_enumeration(groups, timeout=timeout)[0])
 
 
 class _Gather(torch.autograd.Function):

@@ -80,19 +80,13 @@ class Ensemble(nn.Module):
             if len({id(m) for m in modules}) < len(modules):
                 raise ValueError(f"Every member needs a separate {name}; the same {name} was given twice.")
         if not shared and len(heads) != len(extractors):
-            raise ValueError(
-                f"{len(extractors)} extractors need as many heads, or one shared head; got {len(heads)} heads."
-            )
+            raise ValueError(f"{len(extractors)} extractors need as many heads, or one shared head; got {len(heads)}.")
         if layer is not None and not isinstance(layer, nn.Module):
-            raise ValueError(
-                f"layer must be a ParticleLayer, such as ParticleLayer(rank=5), another module, or None; got {layer!r}."
-            )
-        if at not in ("features", "logits", "weights"):
-            raise ValueError(f'at must be "features", "logits" or "weights"; got {at!r}.')
+            raise ValueError(f"layer must be a module, such as ParticleLayer(rank=5), or None; got {layer!r}.")
+        if at not in get_args(Place):
+            raise ValueError(f"at must be one of {', '.join(get_args(Place))}; got {at!r}.")
         if at == "weights" and layer is not None and getattr(layer, "count", None) is None:
-            raise ValueError(
-                "A layer on the weights needs ParticleLayer(count=N), where N is the size of the training set."
-            )
+            raise ValueError("A layer on the weights needs ParticleLayer(count=N) for a training set of N examples.")
         if at == "weights" and shared:
             raise ValueError("A layer on the weights needs one head per member; got one shared head.")
         self.extractors = nn.ModuleList(extractors)
@@ -122,10 +116,8 @@ class Ensemble(nn.Module):
         if mesh.world.size == 1:
             return self
         if len(self) < mesh.members.size:
-            raise ValueError(
-                f"{len(self)} members cannot be divided among {mesh.members.size} processes; use --mesh.members "
-                f"{len(self)} or less, and --mesh.data for the remaining processes."
-            )
+            sentence = f"{len(self)} members cannot be divided among {mesh.members.size} processes"
+            raise ValueError(f"{sentence}; use --mesh.members {len(self)} or less, and --mesh.data for the others.")
         if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
             if self.layer.rule.temperature > 0:
                 raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
@@ -158,9 +150,7 @@ class Ensemble(nn.Module):
         This needs all members in this process; a mesh that only divides the data has them all.
         """
         if any(isinstance(m, RemoteMember) for m in self.extractors):
-            raise ValueError(
-                "Other processes have some of the members; load the saved ensemble with ff.load to have all."
-            )
+            raise ValueError("Other processes have some of the members; ff.load a saved ensemble to have all.")
         references: list[tuple[nn.Module, str]] = [(self, "mesh")]
         if isinstance(self.layer, ParticleLayer):
             references.append((self.layer, "group"))
@@ -240,10 +230,7 @@ class Ensemble(nn.Module):
         return self._gather(execute(self._local(self.head), None, here, self.execution), "logits")
 
     def predict(self, x: Any) -> Tensor:
-        """Return the probabilities averaged over members, (B, C), at the ensemble's temperature if it has one.
-
-        Always computed in eval mode.
-        """
+        """Return the probabilities averaged over members, (B, C), at the ensemble's temperature; in eval mode."""
         log_p = self.member_log_probs(x).logsumexp(0).sub(math.log(len(self)))
         return log_p.exp() if self.temperature is None else log_p.div(self.temperature).softmax(-1)
 
@@ -263,11 +250,8 @@ class Ensemble(nn.Module):
         with self.detached_from_mesh():
             ens = copy.deepcopy(self).eval().requires_grad_(False)
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        heads = ens.head if isinstance(ens.head, nn.ModuleList) else None
-        fast = Ensemble(
-            [fold_batch_norm(extractor) for extractor in ens.extractors],
-            fold_batch_norm(ens.head) if heads is None else [fold_batch_norm(head) for head in heads],
-        )
+        heads = [fold_batch_norm(head) for head in ens.head] if isinstance(ens.head, nn.ModuleList) else None
+        fast = Ensemble(map(fold_batch_norm, ens.extractors), heads or fold_batch_norm(ens.head))
         fast.temperature = self.temperature
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if can_compile(device) if compile is None else compile:
@@ -291,8 +275,7 @@ class Ensemble(nn.Module):
     def _shared_head(self, features: Tensor) -> Tensor:
         joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
         if joint or self.execution == "vectorised":
-            logits: Tensor = self.head(features.flatten(0, 1)).unflatten(0, (len(self), -1))
-            return logits
+            return torch.unflatten(self.head(features.flatten(0, 1)), 0, (len(self), -1))
         return _stack(execute([self.head] * len(self), None, features, self.execution), "logits")
 
     def member_log_probs(self, x: Any) -> Tensor:
@@ -320,12 +303,10 @@ class Ensemble(nn.Module):
         states: tuple[list[State], list[State]] = [], []
         transported = self.mesh.members.local_rows(layer(self._gather(vectors, "weights")))
         for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
-            pair: tuple[State, State] = {}, {}
             pieces = vector.split([p.numel() for p in member.values()])
-            for ((k, name), p), piece in zip(member.items(), pieces, strict=True):
-                pair[k][name] = piece.view_as(p)
-            states[0].append(pair[0])
-            states[1].append(pair[1])
+            for k, part in enumerate(states):
+                split = zip(member.items(), pieces, strict=True)
+                part.append({name: piece.view_as(p) for ((j, name), p), piece in split if j == k})
         return states
 
 
@@ -338,10 +319,8 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
         return parts
     for i, part in enumerate(parts):
         if part.shape != parts[0].shape:
-            raise ValueError(
-                f"The members' {name} must have the same shape; member 0 gives {tuple(parts[0].shape)}, member {i} "
-                f"{tuple(part.shape)}."
-            )
+            shapes = f"member 0 gives {tuple(parts[0].shape)}, member {i} {tuple(part.shape)}"
+            raise ValueError(f"The members' {name} must have the same shape; {shapes}.")
     return torch.stack(list(parts))
 
 

@@ -5,7 +5,7 @@ Shapes: n members.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 Execution = Literal["sequential", "vectorised", "low_memory"]
 State = dict[str, Tensor]
 
+_NEEDS, _USE = 'execution="vectorised" needs', 'Use execution="sequential".'
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # Attributes of every nn.Module: tensors, children, hooks, the compiled call; and the flattened weights of an RNN. The
@@ -28,11 +29,7 @@ def execute(
 ) -> Tensor | list[Tensor]:
     """Return the output of module i for input i, for all i: a stacked tensor if vectorised, else a list.
 
-    Args:
-        modules: n modules.
-        states: weights to use instead of those of the modules; None for those of the modules.
-        inputs: one input per module.
-        execution: see `Ensemble`.
+    `states` are weights to use instead of those of the modules; for `execution` see `Ensemble`.
     """
     states = [{} for _ in modules] if states is None else states
     if execution == "vectorised":
@@ -53,18 +50,13 @@ def check_same_architecture(modules: Sequence[nn.Module]) -> None:
         parts = list(module.named_modules())
         same = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
         if not same or not all(_same_settings(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
-            raise ValueError(
-                f'execution="vectorised" needs members of one architecture; member {i} differs from member 0. '
-                'Use execution="sequential".'
-            )
+            raise ValueError(f"{_NEEDS} members of one architecture; member {i} differs from member 0. {_USE}")
     seen: dict[int, int] = {}
     for i, module in enumerate(modules):
         for tensor in (*module.parameters(), *module.buffers()):
             if seen.setdefault(id(tensor), i) != i:
-                raise ValueError(
-                    'execution="vectorised" needs members that share no weights or buffers; members '
-                    f'{seen[id(tensor)]} and {i} do. Use execution="sequential".'
-                )
+                sharing = f"members {seen[id(tensor)]} and {i} do"
+                raise ValueError(f"{_NEEDS} members that share no weights or buffers; {sharing}. {_USE}")
 
 
 def _same_settings(a: nn.Module, b: nn.Module) -> bool:
@@ -73,9 +65,8 @@ def _same_settings(a: nn.Module, b: nn.Module) -> bool:
         return {name: None if t is None else (t.shape, t.dtype) for name, t in tensors.items()}
 
     of_a, of_b = own_attributes(a), own_attributes(b)
-    if shapes(a) != shapes(b) or of_a.keys() != of_b.keys():
-        return False
-    return all(_equal(of_a[name], of_b[name]) for name in of_a if name != "training")
+    same_keys = shapes(a) == shapes(b) and of_a.keys() == of_b.keys()
+    return same_keys and all(_equal(of_a[name], of_b[name]) for name in of_a if name != "training")
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -99,10 +90,29 @@ def _call_recomputing(module: nn.Module, state: State, x: Any) -> Tensor:
     """
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
     parameters = [p for name, p in module.named_parameters() if p.requires_grad and name not in state]
-    call = _RepeatableCall(module, state, x, buffers, parameters)
     inputs: list[Tensor] = []
+    devices = [p.device for p in parameters]
     _map_tensors(lambda t: inputs.append(t) if t.requires_grad else None, (state, x))
-    out: Tensor = _Recompute.apply(call, *inputs, *parameters)  # type: ignore[no-untyped-call]
+    _map_tensors(lambda t: devices.append(t.device), (state, x))
+
+    def gradients(grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Repeat the call and return the gradients of its inputs that require one, then of the parameters."""
+        leaves: list[Tensor] = []
+
+        def detach(t: Tensor) -> Tensor:
+            if not t.requires_grad:
+                return t
+            leaves.append(t.detach().requires_grad_())
+            return leaves[-1]
+
+        state_, x_ = _map_tensors(detach, (state, x))
+        with torch.enable_grad():
+            out = _call(module, state_ | {name: b.clone() for name, b in buffers.items()}, x_)
+        return torch.autograd.grad(out, [*leaves, *parameters], grad, allow_unused=True)
+
+    device = devices[0] if devices else torch.device("cpu")
+    call = partial(_call, module, state, x)
+    out: Tensor = _Recompute.apply(call, gradients, device, *inputs, *parameters)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -120,42 +130,13 @@ def _map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
-@dataclass(frozen=True, eq=False)
-class _RepeatableCall:
-    """A call of a module, and everything needed to repeat it."""
-
-    module: nn.Module
-    state: State
-    x: Any
-    buffers: State
-    parameters: list[nn.Parameter]
-
-    def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Repeat the call and return the gradients of its inputs that require one, then of the parameters."""
-        inputs: list[Tensor] = []
-
-        def detach(t: Tensor) -> Tensor:
-            if not t.requires_grad:
-                return t
-            inputs.append(t.detach().requires_grad_())
-            return inputs[-1]
-
-        state, x = _map_tensors(detach, (self.state, self.x))
-        with torch.enable_grad():
-            out = _call(self.module, state | {name: b.clone() for name, b in self.buffers.items()}, x)
-        return torch.autograd.grad(out, [*inputs, *self.parameters], grad, allow_unused=True)
-
-
 class _Recompute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _RepeatableCall, *inputs: Tensor) -> Tensor:
-        devices: list[torch.device] = []
-        _map_tensors(lambda t: devices.append(t.device), (inputs, call.state, call.x))
-        device = devices[0] if devices else torch.device("cpu")
-        ctx.call, ctx.gpus = call, [device] if device.type == "cuda" else []
+    def forward(ctx: Any, call: Callable[[], Tensor], gradients: Any, device: torch.device, *inputs: Tensor) -> Tensor:
+        ctx.gradients, ctx.gpus = gradients, [device] if device.type == "cuda" else []
         ctx.rng = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in ctx.gpus]
         ctx.autocast = device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
-        return _call(call.module, call.state, call.x)
+        return call()
 
     @staticmethod
     @once_differentiable
@@ -164,7 +145,7 @@ class _Recompute(torch.autograd.Function):
             torch.set_rng_state(ctx.rng[0])
             for gpu, state in zip(ctx.gpus, ctx.rng[1], strict=True):
                 torch.cuda.set_rng_state(state, gpu)
-            return (None, *ctx.call.gradients(grad))
+            return (None, None, None, *ctx.gradients(grad))
 
 
 def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: Tensor | Sequence[Any]) -> Tensor:
@@ -172,14 +153,14 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     template = modules[0]
     modes = [[m.training for m in module.modules()] for module in modules]
     if any(mode != modes[0] for mode in modes):
-        raise ValueError(
-            'execution="vectorised" needs all members in the same train or eval mode; use execution="sequential".'
-        )
+        raise ValueError(f"{_NEEDS} all members in the same train or eval mode. {_USE}")
     weights = _stacked([dict(m.named_parameters()) | s for m, s in zip(modules, states, strict=True)])
     buffers = _stacked([dict(m.named_buffers()) for m in modules])
     dims: dict[str, int | None] = dict.fromkeys(buffers, 0)
-    for name in _counters(template):
-        if bool((buffers[name] == buffers[name][0]).all()):
+    for path, m in template.named_modules():
+        name = f"{path}.num_batches_tracked".removeprefix(".")
+        number_needed = isinstance(m, BATCH_NORMS) and m.momentum is None and name in buffers  # vmap cannot give it
+        if number_needed and bool((buffers[name] == buffers[name][0]).all()):
             buffers[name], dims[name] = buffers[name][0].clone(), None
     one_input = not isinstance(inputs, Tensor) and all(x is inputs[0] for x in inputs)
     x = inputs if isinstance(inputs, Tensor) else inputs[0] if one_input else torch.stack(list(inputs))
@@ -196,23 +177,12 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     except RuntimeError as error:
         if not any(word in str(error) for word in ("vmap", "atching rule", "functorch")):
             raise
-        raise ValueError(
-            f'This module cannot be vectorised; use execution="sequential". torch.func: {error}'
-        ) from error
+        raise ValueError(f"This module cannot be vectorised. {_USE} torch.func: {error}") from error
     with torch.no_grad():
         for i, module in enumerate(modules):
             for name, b in module.named_buffers():
                 b.copy_(buffers[name] if dims[name] is None else buffers[name][i])
     return out
-
-
-def _counters(module: nn.Module) -> list[str]:
-    """Return the buffers that BatchNorm(momentum=None) converts to a Python number, which vmap cannot do."""
-    return [
-        f"{name}.num_batches_tracked".removeprefix(".")
-        for name, m in module.named_modules()
-        if isinstance(m, BATCH_NORMS) and m.momentum is None and m.num_batches_tracked is not None
-    ]
 
 
 def _stacked(states: Sequence[State]) -> State:

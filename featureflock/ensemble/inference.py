@@ -8,6 +8,7 @@ output of another convolution:
 
 import os
 import shutil
+from collections import Counter
 
 import torch
 from torch import fx, nn
@@ -28,7 +29,7 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         return module
     modules = dict(traced.named_modules())
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    times = {name: sum(node.target == name for node in calls) for name in {node.target for node in calls}}
+    times = Counter(node.target for node in calls)
     for node in calls:
         previous = node.args[0] if node.args else None
         if not isinstance(previous, fx.Node) or previous.op != "call_module" or len(previous.users) > 1:
@@ -36,10 +37,10 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         conv, norm = modules[str(previous.target)], modules[str(node.target)]
         if type(norm) is not _NORMS.get(type(conv)) or norm.running_mean is None:
             continue
-        if times[previous.target] > 1 or times[node.target] > 1:  # called more than once
+        if times[previous.target] > 1 or times[node.target] > 1:
             continue
-        traced.set_submodule(str(previous.target), fuse_conv_bn_eval(conv, norm))
-        modules[str(previous.target)] = traced.get_submodule(str(previous.target))
+        modules[str(previous.target)] = fused = fuse_conv_bn_eval(conv, norm)
+        traced.set_submodule(str(previous.target), fused)
         node.replace_all_uses_with(previous)
         traced.graph.erase_node(node)
     traced.delete_all_unused_submodules()

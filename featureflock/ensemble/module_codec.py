@@ -13,7 +13,8 @@ import dataclasses
 import importlib
 import inspect
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,12 +28,10 @@ from featureflock.utils.registry import Registry
 _REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (PRIORS, KERNELS, RULES)}
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_FUNCTIONS: dict[str, Any] = {
-    **{f"F.{k}": f for k, f in vars(nn.functional).items() if inspect.isroutine(f) and not k.startswith("_")},
-    **{
-        k: getattr(torch, k) for k in ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "cos", "exp", "erf")
-    },
-}
+_FUNCTIONS = {f"F.{k}": f for k, f in vars(nn.functional).items() if inspect.isroutine(f) and not k.startswith("_")}
+_ACTIVATIONS = ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "cos", "exp", "erf")
+_FUNCTIONS |= {k: getattr(torch, k) for k in _ACTIVATIONS}
+USE_INTO = "build the ensemble with your code and call load(folder, into=ensemble)"
 
 
 class NotSerializableError(Exception):
@@ -148,29 +147,20 @@ class ModuleDecoder:
         tag, content, *fields = value
         if tag in _SEQUENCES:
             return _SEQUENCES[tag]([self._value(v) for v in content])
-        if tag == "float":
-            return float(content)
-        if tag == "dtype":
-            return _DTYPES[content]
-        if tag == "tensor":
-            return self._tensors[content]
-        if tag == "parameter":
-            return self._parameter(content)
         if tag in _REGISTRIES:
-            return self._registered(_REGISTRIES[tag], content)(**self._value(fields[0]))
-        if tag == "class":
-            return self._class(content)
-        if tag == "function":
-            return _FUNCTIONS[content]
-        raise KeyError(tag)
-
-    def _registered(self, registry: Registry[Any], name: str) -> Any:
-        if name not in registry:
-            raise UnknownClassError(
-                f"The ensemble has a {registry.kind} {name!r}, which is not registered; import the module that "
-                "registers it, or build the ensemble with your code and call load(folder, into=ensemble)."
-            )
-        return registry[name]
+            if content not in _REGISTRIES[tag]:
+                which = f"a {tag} {content!r}, which is not registered; import the module that registers it"
+                raise UnknownClassError(f"The ensemble has {which}, or {USE_INTO}.")
+            return _REGISTRIES[tag][content](**self._value(fields[0]))
+        decoders: dict[str, Callable[[str], Any]] = {
+            "float": float,
+            "dtype": _DTYPES.__getitem__,
+            "tensor": self._tensors.__getitem__,
+            "parameter": self._parameter,
+            "class": self._class,
+            "function": _FUNCTIONS.__getitem__,
+        }
+        return decoders[tag](content)
 
     def _parameter(self, key: str) -> nn.Parameter:
         if key not in self._parameters:
@@ -180,20 +170,13 @@ class ModuleDecoder:
 
     def _class(self, name: str) -> type[nn.Module]:
         if name.startswith("featureflock.") and name not in self._classes:
-            _import_library_module(name)
+            with suppress(ImportError, ValueError):
+                importlib.import_module(name.rpartition(".")[0])
             self._classes = _known_classes()
         if name not in self._classes:
-            raise UnknownClassError(
-                f"The ensemble has modules of class {name}, which this program has not imported; import it first, or "
-                "build the ensemble with your code and call load(folder, into=ensemble)."
-            )
+            which = f"modules of class {name}, which this program has not imported; import it first"
+            raise UnknownClassError(f"The ensemble has {which}, or {USE_INTO}.")
         return self._classes[name]
-
-
-def _import_library_module(class_name: str) -> None:
-    """Import the module of a class of this library."""
-    with suppress(ImportError, ValueError):
-        importlib.import_module(class_name.rpartition(".")[0])
 
 
 def _class_name(cls: type) -> str:
@@ -207,13 +190,8 @@ def _can_be_found(cls: type[nn.Module]) -> bool:
 def _known_classes() -> dict[str, type[nn.Module]]:
     """Return every module class that the program has imported, by name; of PyTorch's, only the layers of torch.nn."""
 
-    def below(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
-        for sub in cls.__subclasses__():
-            yield sub
-            yield from below(sub)
+    def below(cls: type[nn.Module]) -> list[type[nn.Module]]:
+        return [found for sub in cls.__subclasses__() for found in (sub, *below(sub))]
 
-    return {
-        _class_name(cls): cls
-        for cls in below(nn.Module)
-        if not cls.__module__.startswith("torch.") or cls.__module__.startswith("torch.nn.modules.")
-    }
+    private = re.compile(r"torch\.(?!nn\.modules\.)")
+    return {_class_name(cls): cls for cls in below(nn.Module) if not private.match(cls.__module__)}

@@ -24,8 +24,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from featureflock.ensemble import module_codec as codec
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.ensemble.module_codec import ModuleDecoder, ModuleEncoder, NotSerializableError, UnknownClassError
 from featureflock.utils.files import atomic_path, clear_partials, write_atomically
 
 _FORMAT = "featureflock ensemble"
@@ -45,15 +45,19 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder to save the ensemble in.")
-    encoder, modules, no_modules_because = ModuleEncoder(), None, None
+    encoder, modules, no_modules_because = codec.ModuleEncoder(), None, None
     with ens.detached_from_mesh():
         try:
             modules = encoder.module(ens)
-        except NotSerializableError as reason:
-            encoder, no_modules_because = ModuleEncoder(), str(reason)
+        except codec.NotSerializableError as reason:
+            encoder, no_modules_because = codec.ModuleEncoder(), str(reason)
     state = {name: encoder.tensor(tensor, name) for name, tensor in _named_tensors(ens).items()}
-    for name, tensor in encoder.tensors.items():
-        _check_savable(name, tensor)
+    tensors = encoder.tensors
+    for name, tensor in tensors.items():
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise ValueError(f"{name} has no values yet; run the ensemble once on data before you save it.")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise ValueError(f"{name} is sparse, quantised or on the meta device, which safetensors cannot store.")
     if no_modules_because is not None:
         message = f"Saving weights only, because {no_modules_because}; load them with load(folder, into=…)."
         warnings.warn(message, stacklevel=2)
@@ -62,7 +66,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     previous = _current_weights(folder)
     weights = f"weights-{uuid.uuid4().hex[:16]}.safetensors"
     try:
-        sha256 = _write_weights(folder / weights, encoder.tensors)
+        sha256 = _write_weights(folder / weights, tensors)
         index = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -71,9 +75,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
             "no_modules_because": no_modules_because,
             "temperature": ens.temperature,
             "state": state,
-            "tensors": {
-                k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in encoder.tensors.items()
-            },
+            "tensors": {k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in tensors.items()},
         }
         write_atomically(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
     except BaseException:
@@ -96,13 +98,10 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
         into.temperature = index.get("temperature")
         return into
     if index["modules"] is None:
-        raise ValueError(
-            f"{folder} has the weights but not the modules, because {index['no_modules_because']}; build the ensemble "
-            "with your code and call load(folder, into=ensemble)."
-        )
+        raise ValueError(f"{folder} has no modules, because {index['no_modules_because']}; {codec.USE_INTO}.")
     try:
-        ens = ModuleDecoder(tensors).module(index["modules"])
-    except UnknownClassError:
+        ens = codec.ModuleDecoder(tensors).module(index["modules"])
+    except codec.UnknownClassError:
         raise
     except Exception as error:
         raise ValueError(f"{folder / _INDEX} does not describe an ensemble; it was modified after saving.") from error
@@ -115,15 +114,11 @@ def _named_tensors(ens: Ensemble) -> dict[str, Tensor]:
     return dict(ens.named_parameters(remove_duplicate=False)) | dict(ens.named_buffers(remove_duplicate=False))
 
 
-def _check_savable(name: str, tensor: Tensor) -> None:
-    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-        raise ValueError(f"{name} has no values yet; run the ensemble once on data before you save it.")
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise ValueError(f"{name} is sparse, quantised or on the meta device, which safetensors cannot store.")
-
-
 def _stride(tensor: Tensor) -> list[int] | None:
-    """Return the strides of a dense tensor that is not contiguous, such as channels_last; otherwise None."""
+    """Return the strides of a dense tensor that is not contiguous, such as channels_last; otherwise None.
+
+    The memory layout selects the kernels, and so the rounding.
+    """
     contiguous = torch.empty(tensor.shape, device="meta").stride()
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return list(tensor.stride()) if tensor.stride() != contiguous and extent == tensor.numel() else None
@@ -191,13 +186,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 return _read(folder)
             data = b""
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError(
-                f"{folder / name} is missing, truncated or modified: its digest differs from that in {_INDEX}."
-            )
-        tensors = {
-            key: _with_layout(tensor, index["tensors"][key]["stride"], index["tensors"][key]["requires_grad"])
-            for key, tensor in load_tensors(data).items()
-        }
+            raise ValueError(f"{folder / name} is missing, truncated or modified: {_INDEX} has another digest.")
+        tensors = load_tensors(data)
+        for key, tensor in tensors.items():
+            if (stride := index["tensors"][key]["stride"]) is not None:
+                tensors[key] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+            tensors[key].requires_grad_(index["tensors"][key]["requires_grad"])
         if not {*index["state"].values()} <= {*tensors} or not {"modules", "no_modules_because"} <= {*index}:
             raise ValueError(modified)
     except safetensors.SafetensorError as error:
@@ -207,13 +201,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return index, tensors
 
 
-def _with_layout(tensor: Tensor, stride: list[int] | None, requires_grad: bool) -> Tensor:
-    """Return the tensor in its original memory layout, which selects the kernels and so the rounding."""
-    if stride is not None:
-        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    return tensor.requires_grad_(requires_grad)
-
-
 def _load_weights(into: Ensemble, saved: dict[str, Tensor], folder: Path) -> None:
     own = _named_tensors(into)
     for name in sorted({*own} ^ {*saved}):
@@ -221,14 +208,10 @@ def _load_weights(into: Ensemble, saved: dict[str, Tensor], folder: Path) -> Non
         raise ValueError(f"Only {owner} has a tensor {name}; the two must have the same architecture.")
     for name, tensor in own.items():
         if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(
-                f"{name} is {saved[name].dtype} {tuple(saved[name].shape)} in {folder} and {tensor.dtype} "
-                f"{tuple(tensor.shape)} in the ensemble given as into; the two must have the same architecture."
-            )
+            in_folder, in_ens = (f"{t.dtype} {tuple(t.shape)}" for t in (saved[name], tensor))
+            raise ValueError(f"{name} is {in_folder} in {folder} and {in_ens} in the ensemble given as into.")
     with torch.no_grad():
         for name, tensor in own.items():
-            if saved[name].stride() != tensor.stride():  # the memory format selects the kernels, and so the rounding
-                tensor.data = torch.empty_strided(
-                    tensor.shape, saved[name].stride(), dtype=tensor.dtype, device=tensor.device
-                )
+            if saved[name].stride() != tensor.stride():
+                tensor.data = tensor.new_empty_strided(tensor.shape, saved[name].stride())
             tensor.copy_(saved[name])

@@ -10,14 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
-_HOUR = 3600.0
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file so that a reader sees either all of it or the previous one.
-
-    An exception while `data` is produced, such as a failed check, leaves `path` unchanged.
-    """
+    """Write a file so that a reader sees all of it or the previous one, also after an exception in `data`."""
     with atomic_path(path) as partial, open(partial, "xb") as file:
         for chunk in [data] if isinstance(data, bytes) else data:
             file.write(chunk)
@@ -35,7 +31,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # flush the rename to disk, if folders can be opened (not on Windows)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_folder(folder: Path) -> None:
@@ -61,7 +62,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def clear_partials(folder: Path, age: float = _HOUR) -> None:
+def clear_partials(folder: Path, age: float = 3600) -> None:
     """Remove temporary files and folders of killed processes: those that were not modified for `age` seconds."""
     for path in folder.iterdir():
         if _PARTIAL.fullmatch(path.name) and time.time() - _last_modified(path) > age:
@@ -83,13 +84,3 @@ def _last_modified(path: Path) -> float:
         with contextlib.suppress(FileNotFoundError):
             newest = max(newest, each.lstat().st_mtime)
     return newest
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the rename to disk, if folders can be opened (not on Windows)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

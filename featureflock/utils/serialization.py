@@ -11,25 +11,19 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 FindClass = Callable[[str], type]
-Fallback = Callable[[Any], Any]
 
 
-def to_json(value: Any, *, tag: bool = True, fallback: Fallback | None = None) -> Any:
-    """Convert a value to plain JSON types.
+def to_json(value: Any, *, tag: bool = True, fallback: Callable[[Any], Any] | None = None) -> Any:
+    """Convert dataclasses, NamedTuples and containers of them to plain JSON types.
 
-    Args:
-        value: a dataclass, a NamedTuple, or containers of them.
-        tag: write the class name of each dataclass, for type hints that are base classes.
-        fallback: called for values that JSON has no type for.
+    With `tag`, write the class name of each dataclass; call `fallback` for values that JSON has no type for.
     """
-
-    def convert(part: Any) -> Any:
-        return to_json(part, tag=tag, fallback=fallback)
-
+    convert = partial(to_json, tag=tag, fallback=fallback)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: convert(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"class": type(value).__name__, **fields} if tag else fields
@@ -43,9 +37,9 @@ def to_json(value: Any, *, tag: bool = True, fallback: Fallback | None = None) -
         return str(value)
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    if fallback is not None:
-        return fallback(value)
-    raise TypeError(f"A {type(value).__name__} cannot be converted to JSON.")
+    if fallback is None:
+        raise TypeError(f"A {type(value).__name__} cannot be converted to JSON.")
+    return fallback(value)
 
 
 def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where: str = "the JSON") -> Any:
@@ -57,23 +51,20 @@ def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where:
         find_class: returns the class for a name, for type hints that are base classes.
         where: name of the value in error messages.
     """
-    origin = get_origin(hint)
     if hint is Any:
         return value
-    if origin in (Union, types.UnionType):
+    container = get_origin(hint) or hint
+    if container in (Union, types.UnionType):
         return _from_union(hint, value, find_class, where)
-    if origin is Literal:
+    if container is Literal:
         return _check(value in get_args(hint), value, hint, where)
-    container = hint if origin is None else origin
     if container in (list, Sequence, tuple):
         _check(isinstance(value, list), value, hint, where)
-        items = get_args(hint) or (Any, ...)
-        repeated = container is not tuple or items[-1] is Ellipsis
-        hints = [items[0]] * len(value) if repeated else list(items)
+        hints = get_args(hint) or (Any, ...)
+        if container is not tuple or hints[-1] is Ellipsis:
+            hints = hints[:1] * len(value)
         _check(len(hints) == len(value), value, hint, where)
-        parts = [
-            from_json(h, v, find_class, f"{where}[{k}]") for k, (h, v) in enumerate(zip(hints, value, strict=True))
-        ]
+        parts = [from_json(hints[k], part, find_class, f"{where}[{k}]") for k, part in enumerate(value)]
         return tuple(parts) if container is tuple else parts
     if container in (dict, Mapping):
         _check(isinstance(value, dict), value, hint, where)
@@ -90,50 +81,42 @@ def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where:
 
 
 def _from_union(hint: Any, value: Any, find_class: FindClass | None, where: str) -> Any:
-    choices = [choice for choice in get_args(hint) if choice is not type(None)]
-    if value is None and len(choices) < len(get_args(hint)):
+    if value is None and type(None) in get_args(hint):
         return None
-    for choice in choices[:-1]:
+    *others, last = (choice for choice in get_args(hint) if choice is not type(None))
+    for choice in others:
         with contextlib.suppress(ValueError):
             return from_json(choice, value, find_class, where)
-    if len(choices) > 1 and not isinstance(value, dict):
-        with contextlib.suppress(ValueError):
-            return from_json(choices[-1], value, find_class, where)
-        return _check(False, value, hint, where)
-    return from_json(choices[-1], value, find_class, where)  # its error is more precise
+    try:
+        return from_json(last, value, find_class, where)
+    except ValueError:
+        _check(not others or isinstance(value, dict), value, hint, where)
+        raise  # more precise
 
 
 def _from_object(hint: Any, value: Any, find_class: FindClass | None, where: str) -> Any:
     _check(isinstance(value, dict), value, hint, where)
-    fields = dict(value)
+    fields, cls = dict(value), hint
     name = fields.pop("class", None)
-    cls: Any = hint
     if name is not None and name != getattr(hint, "__name__", None):
         cls = hint if find_class is None else find_class(name)
         with contextlib.suppress(TypeError):  # the hint may be a Protocol that issubclass does not support
             if cls is hint or not issubclass(cls, hint):
                 raise ValueError(f"{where} must be {_type_name(hint)}; got {name}.")
-    hints = _field_hints(cls)
-    if hints is None:
+    if dataclasses.is_dataclass(cls):
+        types_of = get_type_hints(cls)
+        hints = {f.name: types_of[f.name] for f in dataclasses.fields(cls) if f.init}
+    elif isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields"):  # a NamedTuple
+        hints = get_type_hints(cls)
+    else:
         raise ValueError(f"{where} must name its class; {_type_name(cls)} cannot be built from JSON.")
-    unknown = [key for key in fields if key not in hints]
-    if unknown:
+    if unknown := [key for key in fields if key not in hints]:
         raise ValueError(f"{where} has an unknown field {unknown[0]!r}; {cls.__name__} has {', '.join(hints)}.")
     arguments = {key: from_json(hints[key], part, find_class, f"{where}.{key}") for key, part in fields.items()}
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ValueError(f"{where} cannot be converted to {cls.__name__}: {error}.") from error
-
-
-def _field_hints(cls: Any) -> dict[str, Any] | None:
-    """Return the type hints of the fields of a dataclass or NamedTuple; None for other classes."""
-    if dataclasses.is_dataclass(cls):
-        hints = get_type_hints(cls)
-        return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
-    if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return get_type_hints(cls)
-    return None
 
 
 def _check(matches: bool, value: Any, hint: Any, where: str) -> Any:

@@ -26,7 +26,7 @@ OFFICIAL = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.t
 
 def change_entry(monkeypatch, name, **changes):
     """Change fields of a published set for one test."""
-    monkeypatch.setitem(PUBLISHED_SETS._entries, name, dataclasses.replace(PUBLISHED_SETS[name], **changes))
+    monkeypatch.setitem(PUBLISHED_SETS, name, dataclasses.replace(PUBLISHED_SETS[name], **changes))
 
 
 def random_arrays(name, train=10, test=4, seed=0):

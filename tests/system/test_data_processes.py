@@ -47,7 +47,7 @@ from featureflock.data.sources import cache, fetch, registry
 from featureflock.utils import files
 
 address, content_md5, sha256, hang, marker = sys.argv[1:]
-registry.PUBLISHED_SETS._entries["cifar10"] = dataclasses.replace(
+registry.PUBLISHED_SETS["cifar10"] = dataclasses.replace(
     registry.PUBLISHED_SETS["cifar10"],
     train=40,
     test=10,

@@ -54,7 +54,7 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
         ("--method dice --mesh.data 2", "The loss of DICE cannot be split over a batch; use --mesh.data 1."),
         ("--mesh.data 2 --batch 1", "With --mesh.data 2 every batch needs at least 2 examples, but one has 1"),
         ("--members 1", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
-        ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, and there are 2; start it with torchrun"),
+        ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, not 2; start it with torchrun"),
         (
             "--mesh.data 2 --method.rule svgd --method.rule.temperature 1",
             "Langevin noise cannot be computed for parts of a batch",

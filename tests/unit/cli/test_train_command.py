@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -169,6 +170,8 @@ def test_mistakes_get_words_and_leave_nothing(words, said, monkeypatch, capsys, 
     assert not list(tmp_path.iterdir())
 
 
+@patch.dict(METHODS)  # removes what the plug-in adds
+@patch.dict(MODELS)
 def test_a_plugin_adds_components_to_the_command_line(monkeypatch, capsys, tmp_path):
     """One file with a registered method and model, found through FEATUREFLOCK_PLUGINS, trains like a built-in one."""
     (tmp_path / "my_plugin.py").write_text(
@@ -192,8 +195,6 @@ def test_a_plugin_adds_components_to_the_command_line(monkeypatch, capsys, tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEATUREFLOCK_PLUGINS", "my_plugin")
-    monkeypatch.setattr(METHODS, "_entries", dict(METHODS))
-    monkeypatch.setattr(MODELS, "_entries", dict(MODELS))
     words = [
         "--method",
         "my-method",

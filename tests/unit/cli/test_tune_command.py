@@ -43,7 +43,7 @@ class Untouchable(DataSet):
 
 
 def test_the_test_set_is_never_read(tmp_path, monkeypatch):
-    monkeypatch.setitem(DATA_SETS._entries, "untouchable", Untouchable)
+    monkeypatch.setitem(DATA_SETS, "untouchable", Untouchable)
     recipe = replace(RECIPES["digits-cnn"].recipe, data=Untouchable(), members=2, epochs=1, subset=100)
     study, _ = make_study(recipe, Search(precisions=(1e-3,), held_out=100))
     results = run_study(study, "paper", tmp_path, seeds=1).results

@@ -35,7 +35,7 @@ def test_a_single_process_is_the_mesh_1_by_1():
 
 
 def test_errors_name_the_number_of_processes(monkeypatch):
-    message = r"A mesh of 2 × 1 needs 2 processes, and there is 1; start it with torchrun"
+    message = r"A mesh of 2 × 1 needs 2 processes, not 1; start it with torchrun"
     with pytest.raises(ValueError, match=message), join_mesh(MeshShape(2)):
         pass
     with pytest.raises(ValueError, match="at least one process per axis; got 0 and 1"):

@@ -310,7 +310,10 @@ def share_a_norm() -> list[nn.Module]:
         (lambda: ff.Ensemble([Net(0.1), Net(0.2)], nn.Linear(H, C), execution="vectorised"), "one architecture"),
         (lambda: ff.Ensemble([Scaled(1.0), Scaled(5.0)], nn.Linear(H, C), execution="vectorised"), "member 1 differs"),
         (lambda: ff.Ensemble(share_a_norm(), nn.Linear(H, C), execution="vectorised"), "members 0 and 1 do"),
-        (lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer), "must be a ParticleLayer"),
+        (
+            lambda: ff.Ensemble([Net()], nn.Linear(H, C), layer=ff.ParticleLayer),
+            "must be a module, such as ParticleLayer",
+        ),
     ],
 )
 def test_error_messages(make, words):
@@ -329,8 +332,8 @@ def test_modules_that_cannot_be_vectorised_raise():
             return super().forward(x) if self.bias.sum() > 0 else x
 
     ens = ff.Ensemble([Branches(H, H), Branches(H, H)], nn.Linear(H, C), execution="vectorised")
-    with pytest.raises(ValueError, match='cannot be vectorised; use execution="sequential"'):
+    with pytest.raises(ValueError, match=r'cannot be vectorised\. Use execution="sequential"'):
         ens(torch.randn(B, H))
     ens = ff.Ensemble([nn.Sequential(nn.GRU(H, H)) for _ in range(2)], nn.Linear(H, C), execution="vectorised")
-    with pytest.raises(ValueError, match='cannot be vectorised; use execution="sequential"'):
+    with pytest.raises(ValueError, match=r'cannot be vectorised\. Use execution="sequential"'):
         ens(torch.randn(B, H))

@@ -321,7 +321,7 @@ def test_a_registered_prior_is_saved_and_an_unregistered_one_is_not(tmp_path):
         ff.save(ens, tmp_path)
         assert ff.load(tmp_path).layer.prior == Laplace(3.0)
     finally:
-        del PRIORS._entries["laplace"]
+        del PRIORS["laplace"]
     with pytest.raises(ValueError, match="has a prior 'laplace', which is not registered; import the module"):
         ff.load(tmp_path)
 

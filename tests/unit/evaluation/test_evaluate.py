@@ -283,7 +283,7 @@ def test_a_registered_metric_is_summarised_averaged_and_compared(runs, monkeypat
             .item()
         )
 
-    monkeypatch.setitem(METRICS._entries, "top2", Metric("top2", "Top-2, %", "higher", "percent:2", top2))
+    monkeypatch.setitem(METRICS, "top2", Metric("top2", "Top-2, %", "higher", "percent:2", top2))
     results = evaluate_runs(runs, replace(PROTOCOL, corruptions=(), ood=(), maps=0)).results
     assert all(run.summary["accuracy"] < run.summary["top2"] <= 1 for run in results.runs)
     assert results.groups[1].metrics["top2"].seeds == 2

@@ -76,7 +76,7 @@ def registered():
 
     yield register
     for key in added:
-        METRICS._entries.pop(key)
+        METRICS.pop(key)
 
 
 @pytest.mark.parametrize(

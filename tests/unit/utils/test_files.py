@@ -66,7 +66,10 @@ def test_a_system_without_folder_fsync(tmp_path, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "open", fail)
-    files._sync_folder(tmp_path)
+    (tmp_path / "b").write_text("new")
+    with atomic_path(tmp_path / "a") as path:
+        os.replace(tmp_path / "b", path)
+    assert (tmp_path / "a").read_text() == "new"
 
 
 def test_working_folder_is_removed(tmp_path):
