@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[np.uint8]]
 """train_x and test_x (N, H, W, C), train_y and test_y (N,)."""
 
-_MAX_BYTES = 1 << 30
-"""Limit of the size of a file, also after decompression; no published file is larger."""
+_MAX_BYTES = 1 << 30  # no published file is larger, decompressed or not
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """The content of a file."""
+    """The content of a file, and its path for messages, including the path within an archive."""
 
     path: str
-    """For messages: the path, including the path within an archive."""
     data: bytes
 
 
@@ -42,19 +40,16 @@ class FileLayout:
 
 
 def find_files(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, dict[str, DataFile]] | None:
-    """Return the files of the first layout that is complete in a folder or archive; None if there are no such files.
-
-    Raises ValueError with the missing files if a layout is incomplete.
-    """
+    """Return the files of the first complete layout, None if there are none; ValueError if some are missing."""
     incomplete: list[str] = []
     for layout in layouts:
         for folder in [place / name for name in layout.folders] if place.is_dir() else []:
-            paths = {name: _existing(folder, name) for name in layout.files}
-            complete = {name: path for name, path in paths.items() if path is not None}
-            if len(complete) == len(paths):
-                return layout, {name: _read(path) for name, path in complete.items()}
-            if complete:
-                incomplete.append(_missing(folder, layout, complete))
+            spellings = ((name, folder / each) for name in layout.files for each in reversed(_spellings(name)))
+            paths = {name: path for name, path in spellings if path.is_file()}
+            if len(paths) == len(layout.files):
+                return layout, {name: _read(path) for name, path in paths.items()}
+            if paths:
+                incomplete.append(_missing(folder, layout, paths))
     for layout in layouts:
         for archive in sorted(place.glob(layout.archive)) if place.is_dir() else [place]:
             files = _members(archive, layout.files)
@@ -79,9 +74,9 @@ def label_bytes(values: Iterable[Any], count: int, classes: int, path: str) -> N
         raise ValueError(f"{path} is damaged: it has {len(labels):,} labels for {count:,} images.")
     if count == 0:
         raise ValueError(f"{path} contains no images.")
-    if labels.min() < 0 or labels.max() >= classes:
-        wrong = int(labels.min() if labels.min() < 0 else labels.max())
-        raise ValueError(f"{path} is damaged: it has a label {wrong}, and labels are from 0 to {classes - 1}.")
+    for label in (int(labels.min()), int(labels.max())):
+        if not 0 <= label < classes:
+            raise ValueError(f"{path} is damaged: it has a label {label}, and labels are from 0 to {classes - 1}.")
     return labels.astype(np.uint8)
 
 
@@ -89,10 +84,6 @@ def _spellings(name: str) -> tuple[str, ...]:
     """Names of a file: plain or gzipped, and with a dot instead of the hyphen of idx files."""
     dotted = name.replace("-idx", ".idx")
     return tuple(dict.fromkeys((name, f"{name}.gz", dotted, f"{dotted}.gz")))
-
-
-def _existing(folder: Path, name: str) -> Path | None:
-    return next((path for each in _spellings(name) if (path := folder / each).is_file()), None)
 
 
 def _missing(place: Path, layout: FileLayout, present: Iterable[str]) -> str:

@@ -22,8 +22,7 @@ from featureflock.utils.files import write_atomically
 
 VARIABLE = "FEATUREFLOCK_CACHE"
 """Environment variable with the cache folder."""
-_FORMAT = "featureflock data"
-_VERSION = 1
+_FORMAT, _VERSION = "featureflock data", 1
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -70,15 +69,9 @@ def path_of(name: str) -> Path:
 
 def store(name: str, arrays: Arrays, *, source: str, published: bool) -> Path:
     """Write a data set to the cache, atomically, and return its file."""
-    index = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "name": name,
-        "source": source,
-        "published": published,
-        "arrays": {key: {"shape": list(arrays[key].shape), "sha256": sha256(arrays[key])} for key in _ARRAYS},
-    }
-    text = json.dumps(index, sort_keys=True)
+    stored = {key: {"shape": list(arrays[key].shape), "sha256": sha256(arrays[key])} for key in _ARRAYS}
+    header = {"format": _FORMAT, "version": _VERSION, "name": name, "source": source, "published": published}
+    text = json.dumps({**header, "arrays": stored}, sort_keys=True)
     metadata = {"featureflock": text, "sha256": sha256(text.encode())}
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,29 +81,23 @@ def store(name: str, arrays: Arrays, *, source: str, published: bool) -> Path:
 
 def load(name: str) -> CachedArrays:
     """Load a data set from the cache and verify its digests."""
-    published, path = PUBLISHED_SETS[name], path_of(name)
-    index, tensors = _read(name, list(_ARRAYS))
+    published = PUBLISHED_SETS[name]
+    index, tensors = _read(name, _ARRAYS)
     pinned = (published.sha256 if index["published"] else None) or {}
     for key, tensor in tensors.items():
         digest = sha256(tensor.numpy())
         stored = {"shape": list(tensor.shape), "sha256": digest}
         if tensor.dtype != torch.uint8 or stored != index["arrays"][key] or digest != pinned.get(key, digest):
-            raise _damaged(name, path)
-    return CachedArrays(
-        train_x=tensors["train_x"].permute(0, 3, 1, 2),
-        train_y=tensors["train_y"].long(),
-        test_x=tensors["test_x"].permute(0, 3, 1, 2),
-        test_y=tensors["test_y"].long(),
-        published=index["published"],
-        source=index["source"],
-        digest=sha256(json.dumps(index["arrays"], sort_keys=True).encode()),
-    )
+            raise _damaged(name)
+    digest = sha256(json.dumps(index["arrays"], sort_keys=True).encode())
+    arrays = {key: x.permute(0, 3, 1, 2) if x.ndim == 4 else x.long() for key, x in tensors.items()}
+    return CachedArrays(**arrays, published=index["published"], source=index["source"], digest=digest)
 
 
 def look_up(name: str) -> CacheEntry | None:
     """Return the header of a cached data set; None if it is not cached."""
     try:
-        index, _ = _read(name, [])
+        index, _ = _read(name, ())
         size = path_of(name).stat().st_size
     except FileNotFoundError:
         return None
@@ -118,7 +105,7 @@ def look_up(name: str) -> CacheEntry | None:
     return CacheEntry(train, test, size, index["published"], index["source"])
 
 
-def _read(name: str, keys: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(name: str, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     path = path_of(name)
     if not path.is_file():
         raise FileNotFoundError(f"{PUBLISHED_SETS[name].title} is not in the cache; run: featureflock data get {name}")
@@ -127,22 +114,20 @@ def _read(name: str, keys: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]
             metadata = file.metadata() or {}
             text = metadata["featureflock"]
             index = json.loads(text)
-            intact = index["format"] == _FORMAT and metadata["sha256"] == sha256(text.encode())
-            if not intact or index["name"] != name:
-                raise _damaged(name, path)
-            if index["version"] != _VERSION:
+            if (index["format"], index["name"], metadata["sha256"]) != (_FORMAT, name, sha256(text.encode())):
+                raise _damaged(name)
+            if (version := index["version"]) != _VERSION:
                 raise ValueError(
-                    f"{path} has format version {index['version']}, but this version of featureflock reads {_VERSION}; "
-                    f"run: featureflock data get {name}"
+                    f"{path} has format version {version}, not {_VERSION}; run: featureflock data get {name}"
                 )
             # Copies, because Windows cannot replace a file that is mapped.
             return index, {key: file.get_tensor(key).clone() for key in keys}
     except (safetensors.SafetensorError, json.JSONDecodeError, LookupError, TypeError) as error:
-        raise _damaged(name, path) from error
+        raise _damaged(name) from error
 
 
-def _damaged(name: str, path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged: its content has changed; run: featureflock data get {name}")
+def _damaged(name: str) -> ValueError:
+    return ValueError(f"{path_of(name)} is damaged: its content has changed; run: featureflock data get {name}")
 
 
 def sha256(data: Any) -> str:

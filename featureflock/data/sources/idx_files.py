@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_BYTES = 0x08
-"""Type code of unsigned bytes in an idx header."""
 
 
 def idx_layout(archive: str, *folders: str) -> FileLayout:
@@ -33,14 +31,11 @@ def _read(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: i
 
 def _array(file: DataFile, dims: int) -> NDArray[np.uint8]:
     start = 4 + 4 * dims
-    if len(file.data) < start or file.data[:4] != bytes((0, 0, _BYTES, dims)):
-        raise ValueError(
-            f"{file.path} is not an idx file of bytes with {dims} {'dimension' if dims == 1 else 'dimensions'}."
-        )
+    if len(file.data) < start or file.data[:4] != bytes((0, 0, 0x08, dims)):  # 0x08 means unsigned bytes
+        raise ValueError(f"{file.path} is not an idx file of bytes in {dims}-D.")
     shape = struct.unpack(f">{dims}I", file.data[4:start])
-    if len(file.data) - start != math.prod(shape):
+    if (size := len(file.data) - start) != (declared := math.prod(shape)):
         raise ValueError(
-            f"{file.path} is truncated or damaged: its header declares {math.prod(shape):,} bytes, "
-            f"but {len(file.data) - start:,} follow."
+            f"{file.path} is truncated or damaged: its header declares {declared:,} bytes; it has {size:,}."
         )
     return np.frombuffer(file.data, np.uint8, offset=start).reshape(shape)
