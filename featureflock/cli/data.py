@@ -1,16 +1,17 @@
 """featureflock data: list, download and corrupt data sets."""
 
 import contextlib
+import functools
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from featureflock.cli.terminal import make_console, progress_bar
@@ -21,6 +22,9 @@ from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.utils.progress import ProgressCallback
 
 app = tyro.extras.SubcommandApp()
+Name = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+From = Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")]
 
 
 def main(args: list[str]) -> None:
@@ -38,34 +42,27 @@ def list_sets() -> None:
     """List the data sets: size, whether they are cached, and where they come from."""
     console = make_console()
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "images", "cached"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("description", "source"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("name", "images", "cached", "description", "source"):
+        table.add_column(heading, no_wrap=heading in ("name", "images", "cached"), overflow="fold")
     for name, published in PUBLISHED_SETS.items():
         images, cached = f"{published.train:,} + {published.test:,}", "no"
         description, source = published.description, " or ".join(source.title for source in published.sources)
         try:
-            entry = cache.look_up(name)
-        except ValueError:
-            cached = "damaged"
-        else:
-            if entry is not None:
+            if entry := cache.look_up(name):
                 images, cached = f"{entry.train:,} + {entry.test:,}", f"{entry.size / 1e6:,.1f} MB"
                 description = description if entry.published else f"custom version of {published.title}"
                 source = entry.source
+        except ValueError:
+            cached = "damaged"
         table.add_row(name, images, cached, description, source)
     table.add_section()
     for folder in find_sets(cache.cache_folder()):
         table.add_row(folder.name, *_corrupted_row(folder))
     console.print(table)
-    for line in (
-        "Download a data set: featureflock data get NAME",
-        "Read it from files: featureflock data get NAME --from FOLDER",
-        "Corrupt its test images: featureflock data corrupt NAME",
-        f"Cache folder: {cache.cache_folder()} (set {cache.VARIABLE} to change it)",
-    ):
-        console.print(line, soft_wrap=True)
+    console.print("Download a data set: featureflock data get NAME")
+    console.print("Read it from files: featureflock data get NAME --from FOLDER")
+    console.print("Corrupt its test images: featureflock data corrupt NAME")
+    console.print(f"Cache folder: {cache.cache_folder()} (set {cache.VARIABLE} to change it)", soft_wrap=True)
 
 
 def _corrupted_row(folder: Path) -> tuple[str, str, str, str]:
@@ -84,10 +81,7 @@ def _corrupted_row(folder: Path) -> tuple[str, str, str, str]:
 
 
 @app.command
-def get(
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")],
-    from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")] = None,
-) -> None:
+def get(name: Name, from_: From = None) -> None:
     """Download a data set, verify it and store it in the cache; training needs no network afterwards.
 
     Args:
@@ -106,12 +100,12 @@ def get(
 
 @app.command
 def corrupt(
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")],
+    name: Name,
     corruptions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = CORRUPTIONS,
     severities: Annotated[tuple[int, ...], tyro.conf.arg(metavar="1…5 …")] = SEVERITIES,
     seed: int = 0,
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
-    from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")] = None,
+    out: Folder = None,
+    from_: From = None,
     workers: int | None = None,
 ) -> None:
     """Generate the corrupted test set in the format of CIFAR-10-C: 15 corruptions at five severities.
@@ -141,28 +135,18 @@ def corrupt(
         if "procedural" in frost_source():
             log("The published frost photographs are not installed; install them with: pip install featureflock[frost]")
     with progress_bar(console, "images") as progress:
+        options: dict[str, Any] = {"severities": severities, "progress": progress, "log": log}
         if from_ is not None:
             published = open_set(from_.expanduser())
             chosen = published.corruptions if corruptions == CORRUPTIONS else corruptions
-            copy_set(published, labels, folder, corruptions=chosen, severities=severities, progress=progress, log=log)
+            copy_set(published, labels, folder, corruptions=chosen, **options)
         else:
-            generate_set(
-                clean.test_x.permute(0, 2, 3, 1).numpy(),
-                labels,
-                folder,
-                corruptions=corruptions,
-                severities=severities,
-                seed=seed,
-                workers=workers,
-                progress=progress,
-                log=log,
-            )
+            images = clean.test_x.permute(0, 2, 3, 1).numpy()
+            generate_set(images, labels, folder, corruptions=corruptions, seed=seed, workers=workers, **options)
     result = open_set(folder)
-    count = len(result.corruptions) * len(result.severities) * len(result.labels)
-    log(
-        f"{PUBLISHED_SETS[name].title} corrupted: {len(result.corruptions)} corruptions × {len(result.severities)} "
-        f"severities, {count:,} images, in {folder} ({time.perf_counter() - start:,.0f} s)"
-    )
+    counts = len(result.corruptions), len(result.severities), len(result.labels)
+    made = f"{counts[0]} corruptions × {counts[1]} severities, {math.prod(counts):,} images, in {folder}"
+    log(f"{PUBLISHED_SETS[name].title} corrupted: {made} ({time.perf_counter() - start:,.0f} s)")
 
 
 def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Path | None) -> Path:
@@ -181,34 +165,24 @@ def _default_folder(name: str, severities: tuple[int, ...], seed: int, from_: Pa
 def _download_progress(console: Console) -> Iterator[ProgressCallback]:
     """Progress bars in a terminal; otherwise one line for each file and each quarter of it."""
     if not console.is_terminal:
-        yield _ProgressLines(console).update
+        print_once = functools.cache(lambda line: console.print(line, soft_wrap=True))
+
+        def print_lines(done: int, total: int | None, name: str) -> None:
+            print_once(f"{name} …")
+            if total and (quarters := 4 * done // total):
+                print_once(f"{name}: {25 * quarters} % of {total / 1e6:,.1f} MB")
+
+        yield print_lines
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=console) as bars:
-        tasks: dict[str, TaskID] = {}
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        task, current = bars.add_task("", visible=False), ""
 
         def update(done: int, total: int | None, name: str) -> None:
-            if name not in tasks:
-                for task in tasks.values():  # earlier files are complete
-                    bars.update(task, visible=False)
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done, total=total)
+            nonlocal task, current
+            if name != current:
+                bars.remove_task(task)
+                task, current = bars.add_task(name, total=total), name
+            bars.update(task, completed=done, total=total)
 
         yield update
-        for task in tasks.values():
-            bars.update(task, visible=False)
-
-
-class _ProgressLines:
-    """Progress as lines of text."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.name, self.quarters = console, "", 0
-
-    def update(self, done: int, total: int | None, name: str) -> None:
-        if name != self.name:
-            self.name, self.quarters = name, 0
-            self.console.print(f"{name} …", soft_wrap=True)
-        if total and 4 * done // total > self.quarters:
-            self.quarters = 4 * done // total
-            self.console.print(f"{name}: {25 * self.quarters} % of {total / 1e6:,.1f} MB", soft_wrap=True)

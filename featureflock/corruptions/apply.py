@@ -19,31 +19,18 @@ from featureflock.utils.suggestions import unknown_name
 _FUNCTIONS: dict[str, Corruption] = {
     function.__name__: function
     for function in (
-        noise.gaussian_noise,
-        noise.shot_noise,
-        noise.impulse_noise,
-        blur.defocus_blur,
-        blur.glass_blur,
-        blur.motion_blur,
-        blur.zoom_blur,
-        weather.snow,
-        weather.frost,
-        weather.fog,
-        weather.brightness,
-        digital.contrast,
-        digital.elastic_transform,
-        digital.pixelate,
-        digital.jpeg_compression,
+        *(noise.gaussian_noise, noise.shot_noise, noise.impulse_noise),
+        *(blur.defocus_blur, blur.glass_blur, blur.motion_blur, blur.zoom_blur),
+        *(weather.snow, weather.frost, weather.fog, weather.brightness),
+        *(digital.contrast, digital.elastic_transform, digital.pixelate, digital.jpeg_compression),
     )
 }
 CORRUPTIONS = tuple(_FUNCTIONS)
 """Names in the published order."""
 SEVERITIES = (1, 2, 3, 4, 5)
 
-_BATCH = 64
-"""Number of 32 × 32 images whose intermediate results fit into a processor's cache."""
-_MIN_SIZE = 24
-"""For smaller images, the scaled blur is less than a pixel and has no effect."""
+_BATCH = 64  # 32 × 32 images, whose intermediate results fit into a processor's cache
+_MIN_SIZE = 24  # for smaller images, the scaled blur is less than a pixel and has no effect
 
 
 def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices: Any) -> Bytes:
@@ -77,7 +64,6 @@ def check_corruption(name: str) -> str:
 
 
 def _as_int(argument: str, value: Any) -> int:
-    """Convert any integer type to a Python int, which does not overflow."""
     try:
         return operator.index(value)
     except TypeError:
@@ -96,9 +82,7 @@ def _check(images: Bytes, severity: int, seed: int, indices: NDArray[Any]) -> ND
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2³² − 1; got {seed}.")
     if indices.shape != (len(images),) or (indices.size and indices.dtype.kind not in "iu"):
-        raise ValueError(
-            f"indices must be {len(images)} integers, one per image; got {indices.dtype} of shape {indices.shape}."
-        )
+        raise ValueError(f"indices must be {len(images)} integers; got {indices.dtype} of shape {indices.shape}.")
     if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= 2**32):
         raise ValueError("indices must be from 0 to 2³² − 1.")
     return indices.astype(np.int64)

@@ -40,9 +40,8 @@ def defocus_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     height, width = x_bhwc.shape[1:3]
     padded = np.pad(x_bhwc / 255, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect")
     blurred: Floats = np.zeros(x_bhwc.shape)
-    for (i, j), weight in np.ndenumerate(kernel):
-        if weight:
-            blurred += float(weight) * padded[:, i : i + height, j : j + width]
+    for i, j in np.argwhere(kernel):
+        blurred += float(kernel[i, j]) * padded[:, i : i + height, j : j + width]
     return to_bytes(blurred)
 
 
@@ -84,13 +83,10 @@ def disk(radius: float, alias: float) -> NDArray[np.float32]:
 
 
 def shuffle_pixels(x_bhwc: Bytes, down_bhw: NDArray[np.int64], across_bhw: NDArray[np.int64], delta: int) -> None:
-    """x[h, w] ← x[h + down, w + across] in place, pixel by pixel, for h and w from size − δ down to δ + 1.
-
-    With δ = 1 the offsets are −1 and 0: every pixel is read before it is written, so all are copied at once.
-    """
+    """x[h, w] ← x[h + down, w + across] in place, pixel by pixel, for h and w from size − δ down to δ + 1."""
     (height, width), image = x_bhwc.shape[1:3], np.arange(len(x_bhwc))
     rows, columns = np.arange(height - delta, delta, -1), np.arange(width - delta, delta, -1)
-    if delta == 1:
+    if delta == 1:  # offsets are −1 and 0, so every pixel is read before it is written: all at once
         h, w = rows[:, None], columns[None, :]
         x_bhwc[:, h, w] = x_bhwc[image[:, None, None], h + down_bhw[:, h, w], w + across_bhw[:, h, w]]
         return
@@ -125,26 +121,22 @@ def directional_blur(x_bhwc: Bytes, radius: float, sigma: float, degrees_b: Floa
 @cache
 def magnification(zoom: float, height: int, width: int) -> sparse.csr_array:
     """Matrix that magnifies the centre of an image, (H·W, H·W)."""
-    rows, columns = (sparse.csr_array(_magnification_1d(zoom, size)) for size in (height, width))
-    return sparse.csr_array(sparse.kron(rows, columns))
-
-
-def _magnification_1d(zoom: float, size: int) -> Floats:
-    """One dimension of it, (size, size): crop to ⌈size / zoom⌉, interpolate, trim to size."""
-    crop = math.ceil(size / zoom)
-    top = (size - crop) // 2
-    matrix: Floats = ndimage.zoom(np.eye(size)[top : top + crop], (zoom, 1), order=1)
-    trim = (len(matrix) - size) // 2
-    return matrix[trim : trim + size]
+    factors = []
+    for size in (height, width):
+        crop = math.ceil(size / zoom)
+        top = (size - crop) // 2
+        matrix: Floats = ndimage.zoom(np.eye(size)[top : top + crop], (zoom, 1), order=1)
+        trim = (len(matrix) - size) // 2
+        factors.append(sparse.csr_array(matrix[trim : trim + size]))
+    return sparse.csr_array(sparse.kron(*factors))
 
 
 @cache
 def _zoom_matrix(end: float, height: int, width: int) -> sparse.csr_array:
     """Average of all magnifications and the identity, (H·W, H·W)."""
-    zooms = [float(zoom) for zoom in np.arange(1, end, 0.01)]
-    total = sparse.eye_array(height * width, format="csr")
-    for zoom in zooms:
-        total = total + magnification(zoom, height, width)
+    zooms = np.arange(1, end, 0.01).tolist()
+    identity = sparse.eye_array(height * width, format="csr")
+    total = sum((magnification(zoom, height, width) for zoom in zooms), start=identity)
     return sparse.csr_array(total / (len(zooms) + 1), dtype=np.float32)
 
 

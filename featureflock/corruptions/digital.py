@@ -12,7 +12,7 @@ pixel. Newer versions do not round, which would change bytes by up to 4.
 """
 
 import io
-from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +28,14 @@ PIXELATE = (0.95, 0.9, 0.85, 0.75, 0.65)
 JPEG = (80, 65, 58, 50, 40)
 
 Floats32 = NDArray[np.float32]
-Positions = NDArray[np.int64]
 
-_TERM_UNITS, _POSITION_UNITS = 1024, 32
-"""The two terms of a position are rounded to 1/1024 of a pixel, and their sum to 1/32."""
+_TERM_UNITS, _POSITION_UNITS = 1024, 32  # the two terms of a position are rounded to 1/1024 pixel, their sum to 1/32
 
 
 def contrast(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:
     pixels = x_bhwc.shape[1] * x_bhwc.shape[2]
     mean = x_bhwc.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (255 * pixels)
-    x = x_bhwc / 255
-    x -= mean
-    x *= CONTRAST[severity - 1]
-    x += mean
-    return to_bytes(x)
+    return to_bytes((x_bhwc / 255 - mean) * CONTRAST[severity - 1] + mean)
 
 
 def elastic_transform(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
@@ -53,7 +47,7 @@ def elastic_transform(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
         u = rng.uniform(-1, 1, 2, height, width, stream=1)
         u = alpha * ndimage.gaussian_filter(u, sigma, mode="reflect", truncate=3.0, axes=(2, 3))
         across, down = u[:, 0].astype(np.float32), u[:, 1].astype(np.float32)
-        x = _interpolate(x, np.arange(height)[:, None] + down, np.arange(width) + across, _reflect)
+        x = _interpolate(x, np.arange(height)[:, None] + down, np.arange(width) + across, edge=1)
     return to_bytes(x)
 
 
@@ -94,18 +88,16 @@ def affine(x_bhwc: Floats32, move_bpd: Floats32) -> Floats32:
 
     rows = source(-right[1] / determinant, right[0] / determinant)
     columns = source(down[1] / determinant, -down[0] / determinant)
-    return _interpolate(x_bhwc, rows, columns, _reflect_without_edge)
+    return _interpolate(x_bhwc, rows, columns, edge=0)
 
 
-def _interpolate(
-    x_bhwc: Floats32, row_bhw: Floats, column_bhw: Floats, inside: Callable[[Positions, int], Positions]
-) -> Floats32:
-    """x[row, column] by bilinear interpolation; `inside` maps positions beyond the edges into the image."""
+def _interpolate(x_bhwc: Floats32, row_bhw: Floats, column_bhw: Floats, *, edge: Literal[0, 1]) -> Floats32:
+    """x[row, column] by bilinear interpolation, mirrored at the edges: … 1 0 | 0 1 … (edge=1) or … 2 1 | 0 1 … (0)."""
     batch, height, width, channels = x_bhwc.shape
     above, before = np.floor(row_bhw), np.floor(column_bhw)
     lower, right = (row_bhw - above)[..., None].astype(np.float32), (column_bhw - before)[..., None].astype(np.float32)
-    rows = [inside(above.astype(np.int64) + k, height) * width for k in (0, 1)]
-    columns = [inside(before.astype(np.int64) + k, width) for k in (0, 1)]
+    rows = [_mirrored(above.astype(np.int64) + k, height, edge) * width for k in (0, 1)]
+    columns = [_mirrored(before.astype(np.int64) + k, width, edge) for k in (0, 1)]
     pixels = x_bhwc.reshape(-1, channels)
     first = (np.arange(batch) * (height * width))[:, None, None]
     ((a, b), (c, d)) = ([np.take(pixels, first + i + j, axis=0) for j in columns] for i in rows)
@@ -113,16 +105,9 @@ def _interpolate(
     return np.asarray(top + lower * (bottom - top), dtype=np.float32)
 
 
-def _reflect(index: Positions, size: int) -> Positions:
-    """… 1 0 | 0 1 … size−1 | size−1 …"""
-    index = index % (2 * size)
-    return np.minimum(index, 2 * size - 1 - index)
-
-
-def _reflect_without_edge(index: Positions, size: int) -> Positions:
-    """… 2 1 | 0 1 … size−1 | size−2 …"""
-    index = index % (2 * size - 2)
-    return np.minimum(index, 2 * size - 2 - index)
+def _mirrored(index: NDArray[np.int64], size: int, edge: int) -> NDArray[np.int64]:
+    index = index % (2 * (size - 1 + edge))
+    return np.minimum(index, 2 * (size - 1) + edge - index)
 
 
 def _box_resize(x_bhwc: Bytes, height: int, width: int) -> Bytes:

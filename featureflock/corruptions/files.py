@@ -48,17 +48,14 @@ class CorruptedSet:
         if severity not in self.severities:
             available = ", ".join(map(str, self.severities))
             raise ValueError(f"{self.folder} has the severities {available}; got {severity!r}.")
-        path = self.folder / f"{corruption}.npy"
+        path, count = self.folder / f"{corruption}.npy", len(self.labels)
         array = _open_array(path)
-        count = len(self.labels)
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
             raise ValueError(f"{path} contains {array.dtype} of shape {array.shape}; uint8 (N, H, W, 3) was expected.")
-        if len(array) != count * len(self.severities):
-            raise ValueError(
-                f"{path} contains {len(array):,} images; {len(self.severities)} × {count:,} are needed by labels.npy."
-            )
-        block = self.severities.index(severity)
-        return array[block * count : (block + 1) * count]
+        if len(array) != count * (blocks := len(self.severities)):
+            raise ValueError(f"{path} contains {len(array):,} images; {blocks} × {count:,} are needed by labels.npy.")
+        first = self.severities.index(severity) * count
+        return array[first : first + count]
 
 
 def open_set(folder: Path) -> CorruptedSet:
@@ -67,18 +64,15 @@ def open_set(folder: Path) -> CorruptedSet:
         raise FileNotFoundError(f"There is no folder {folder}; give one that contains <corruption>.npy and labels.npy.")
     manifest = read_manifest(folder)
     severities = SEVERITIES if manifest is None else tuple(manifest["severities"])
-    finished = None if manifest is None else manifest["files"]
     present = [name for name in CORRUPTIONS if (folder / f"{name}.npy").is_file()]
-    corruptions = tuple(name for name in present if finished is None or f"{name}.npy" in finished)
+    corruptions = tuple(name for name in present if manifest is None or f"{name}.npy" in manifest["files"])
     if not corruptions:
         raise FileNotFoundError(f"{folder} contains no corrupted images such as {CORRUPTIONS[0]}.npy.")
-    path = folder / "labels.npy"
+    path, count = folder / "labels.npy", len(severities)
     labels = _open_array(path)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % len(severities) or not len(labels):
-        raise ValueError(
-            f"{path} contains {labels.dtype} of shape {labels.shape}; {len(severities)} × N were expected."
-        )
-    blocks = np.array(labels, dtype=np.int64).reshape(len(severities), -1)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % count or not len(labels):
+        raise ValueError(f"{path} contains {labels.dtype} of shape {labels.shape}; {count} × N were expected.")
+    blocks = np.array(labels, dtype=np.int64).reshape(count, -1)
     if (blocks != blocks[0]).any():
         raise ValueError(f"{path} has different labels for different severities.")
     source = "published files" if manifest is None else manifest["source"]
@@ -86,13 +80,7 @@ def open_set(folder: Path) -> CorruptedSet:
 
 
 def read_imagenet_c(
-    folder: Path,
-    corruption: str,
-    severity: int,
-    *,
-    classes: Sequence[str] | None = None,
-    size: int = 224,
-    workers: int = 0,
+    folder: Path, corruption: str, severity: int, *, classes: Sequence[str] = (), size: int = 224, workers: int = 0
 ) -> StreamedExamples:
     """Read one corruption and severity of ImageNet-C. Its images are cropped already and not cropped again.
 
@@ -109,10 +97,9 @@ def read_imagenet_c(
     if not part.is_dir():
         raise FileNotFoundError(f"There is no folder {part}; ImageNet-C is a tree <corruption>/<severity>/<class>.")
     present = class_names(part)
-    unknown = sorted(set(present) - set(classes)) if classes is not None else []
-    if unknown:
-        raise ValueError(f"{part} has the class {unknown[0]}, which is not one of the {len(classes or ())} classes.")
-    return read_classes(part, present if classes is None else classes, size=size, workers=workers, margin=1.0)
+    if classes and (unknown := sorted(set(present) - set(classes))):
+        raise ValueError(f"{part} has the class {unknown[0]}, which is not one of the {len(classes)} classes.")
+    return read_classes(part, classes or present, size=size, workers=workers, margin=1.0)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -126,24 +113,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged: it is not JSON; remove the folder and generate the set again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(f"{path} is not a manifest that this version of featureflock reads.")
-    if not _is_complete(manifest):
-        raise ValueError(f"{path} is damaged: an entry is missing; remove the folder and generate the set again.")
-    return manifest
+    match manifest:
+        case {"severities": [_, *_] as severities, "files": dict(files), "source": str()} if all(
+            severity in SEVERITIES for severity in severities
+        ) and all(isinstance(entry, dict) and {"sha256", "from"} <= entry.keys() for entry in files.values()):
+            return manifest
+    raise ValueError(f"{path} is damaged: an entry is missing; remove the folder and generate the set again.")
 
 
 def find_sets(folder: Path) -> list[Path]:
     """Return the subfolders, sorted, that contain a corrupted set, finished or not."""
     folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     return [path for path in folders if (path / MANIFEST).is_file() or (path / "labels.npy").is_file()]
-
-
-def _is_complete(manifest: dict[str, Any]) -> bool:
-    severities, files = manifest.get("severities"), manifest.get("files")
-    if not isinstance(severities, list) or not severities or not all(s in SEVERITIES for s in severities):
-        return False
-    if not isinstance(files, dict) or not isinstance(manifest.get("source"), str):
-        return False
-    return all(isinstance(entry, dict) and {"sha256", "from"} <= entry.keys() for entry in files.values())
 
 
 def _open_array(path: Path) -> NDArray[Any]:

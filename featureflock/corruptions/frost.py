@@ -27,8 +27,7 @@ _STATISTICS = (  # of each photograph at 20 % of its size: height, width, mean R
     (99, 132, (112, 123, 135), 43),
 )
 _SCALE = 0.2
-_DECAY = 1.05
-"""With this decay, neighbouring pixels differ as much as in the photographs."""
+_DECAY = 1.05  # neighbouring pixels differ as much as in the photographs
 
 
 def frost_source() -> str:
@@ -41,8 +40,7 @@ def frost_source() -> str:
 @cache
 def frost_views(size: float, height: int, width: int) -> tuple[Bytes, ...]:
     """Return five images of frost, larger than height × width, for images `size` times as large as 32 × 32."""
-    files = _photographs()
-    views = []
+    files, views = _photographs(), []
     for k, (rows, columns, mean, std) in enumerate(_STATISTICS):
         if files is None:
             shape = max(round(rows * size), height + 1), max(round(columns * size), width + 1)

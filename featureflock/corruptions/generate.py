@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,11 @@ from featureflock.corruptions.writer import SetWriter
 from featureflock.utils.files import working_folder
 from featureflock.utils.progress import ProgressCallback, no_progress
 
-_TASK_SIZE = 500
-"""Number of images in one task of a worker process."""
+_TASK_SIZE = 500  # images in one task of a worker process
 ALGORITHM = 2
 """Version of the corruptions, to be increased when a seed gives different bytes."""
 
-Task = tuple[str, int, int, int]
-"""Corruption, severity, seed, first image."""
+Task = tuple[str, int, int, int]  # corruption, severity, seed, first image
 
 
 def generate_set(
@@ -60,19 +59,15 @@ def generate_set(
         log: called with messages.
     """
     corrupt(images[:0], CORRUPTIONS[0], 1, seed=seed, indices=np.zeros(0, np.int64))  # checks images and seed
-    seed, data = int(seed), _digest(images, labels)
+    seed, data = int(seed), hashlib.sha256(images.tobytes() + labels.astype(np.int64).tobytes()).hexdigest()
     metadata = {"algorithm": ALGORITHM, "seed": seed, "data": data, "source": "made by featureflock"}
     if workers is not None and workers < 0:
         raise ValueError(f"workers must be at least 0; got {workers}.")
     origins = {name: frost_source() if name == "frost" else "" for name in _in_order(corruptions)}
     writer = SetWriter(folder, len(images), images.shape[1:], origins, _check_severities(severities), metadata)
     missing = writer.prepare(labels, log)
-    tasks = [
-        (name, severity, seed, start)
-        for name in missing
-        for severity in writer.severities
-        for start in range(0, len(images), _TASK_SIZE)
-    ]
+    starts = range(0, len(images), _TASK_SIZE)
+    tasks = [(name, severity, seed, start) for name, severity, start in product(missing, writer.severities, starts)]
     workers = os.cpu_count() or 1 if workers is None else workers
     results = _run_tasks(images, tasks, min(workers, len(tasks)), folder)
     try:
@@ -93,9 +88,8 @@ def copy_set(
 ) -> None:
     """Copy a published set after checking that it has these labels; the arguments are those of `generate_set`."""
     if not np.array_equal(published.labels.numpy(), labels):
-        raise ValueError(
-            f"{published.folder / 'labels.npy'} does not have the labels of the test set; is it another data set?"
-        )
+        path = published.folder / "labels.npy"
+        raise ValueError(f"{path} does not have the labels of the test set; is it another data set?")
     if folder.absolute() == published.folder.absolute():
         raise ValueError(f"{folder} cannot be copied into itself; give another folder.")
     names = published.corruptions if corruptions is None else _in_order(corruptions)
@@ -106,14 +100,7 @@ def copy_set(
     source = f"files in {published.folder.absolute()}"
     writer = SetWriter(folder, len(labels), shapes.pop()[1:], dict.fromkeys(names, ""), chosen, {"source": source})
     missing = writer.prepare(labels, log)
-
-    def blocks(name: str) -> Iterator[bytes]:
-        for severity in chosen:
-            images = published.images(name, severity)
-            for start in range(0, len(images), _TASK_SIZE):
-                yield images[start : start + _TASK_SIZE].tobytes()
-
-    writer.write(missing, blocks, progress)
+    writer.write(missing, lambda name: (published.images(name, s).tobytes() for s in chosen), progress)
 
 
 def _run_tasks(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path) -> Generator[bytes, None, None]:
@@ -136,9 +123,7 @@ def _run_tasks(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path)
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise OSError(
-                "A worker process was killed, probably for lack of memory; run this again with fewer workers."
-            ) from error
+            raise OSError("A worker process was killed, probably for lack of memory; use fewer workers.") from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -162,8 +147,7 @@ def _run(images: Bytes, task: Task) -> bytes:
     return corrupt(part, name, severity, seed=seed, indices=np.arange(start, start + len(part))).tobytes()
 
 
-_images: Bytes
-"""In a worker process: all clean images."""
+_images: Bytes  # in a worker process: all clean images
 
 
 def _run_in_worker(task: Task) -> bytes:
@@ -199,9 +183,3 @@ def _check_severities(severities: Sequence[int]) -> tuple[int, ...]:
     if not severities or any(not isinstance(s, int) or s not in SEVERITIES for s in severities):
         raise ValueError(f"severities must be some of 1, 2, 3, 4 and 5; got {', '.join(map(str, severities))}.")
     return tuple(sorted(set(severities)))
-
-
-def _digest(images: Bytes, labels: NDArray[Any]) -> str:
-    sha = hashlib.sha256(np.ascontiguousarray(images).data)
-    sha.update(np.ascontiguousarray(labels.astype(np.int64)).data)
-    return sha.hexdigest()

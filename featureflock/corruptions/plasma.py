@@ -10,14 +10,12 @@ import numpy as np
 
 from featureflock.corruptions.images import Floats, ImageRandom
 
-_FIRST_WIBBLE = 100.0
-
 
 def plasma(rng: ImageRandom, size: int, decay: float) -> Floats:
     """Return maps (B, n, n) in [0, 1], where n is the smallest power of two that is at least `size`."""
     n = 1 << (size - 1).bit_length()
     map_bnn: Floats = np.zeros((len(rng.index_b), n, n))
-    step, wibble, level = n, _FIRST_WIBBLE, 0
+    step, wibble, level = n, 100.0, 0
     while step >= 2:
         half, k = step // 2, n // step
         noise = wibble * rng.uniform(-wibble, wibble, 3, k, k, stream=level)

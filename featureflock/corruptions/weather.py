@@ -69,9 +69,7 @@ def fog(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:
     x = x_bhwc / 255
     largest = x.max(axis=(1, 2, 3), keepdims=True)
     x += thickness * plasma(rng, max(height, width), decay)[:, :height, :width, None]
-    x *= largest
-    x /= largest + thickness
-    return to_bytes(x)
+    return to_bytes(x * largest / (largest + thickness))
 
 
 def brightness(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:

