@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corruption, corrupt
-from featureflock.corruptions.files import CorruptedSet
+from featureflock.corruptions.files import CorruptedSet, SetWriter
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.images import Bytes
-from featureflock.corruptions.writer import SetWriter
 from featureflock.utils.files import working_folder
 from featureflock.utils.progress import ProgressCallback, no_progress
 

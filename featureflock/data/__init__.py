@@ -6,12 +6,11 @@ from featureflock.data.input_format import InputFormat
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sets.custom import CustomData
-from featureflock.data.sets.digits import Digits
+from featureflock.data.sets.digits import Digits, two_view_digits
 from featureflock.data.sets.dominoes import Dominoes
 from featureflock.data.sets.held_out import HeldOut
 from featureflock.data.sets.image_folder import ImageFolder
 from featureflock.data.sets.published import CIFAR10, CIFAR100, MNIST, FashionMNIST
-from featureflock.data.sets.two_view_digits import two_view_digits
 from featureflock.data.sources.fetch import get
 from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
 from featureflock.data.views import View, only_view

@@ -12,6 +12,7 @@ added, so the numbers of one image are never a shifted copy of another's.
 
 import math
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,10 +84,7 @@ def cell_bits(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int) ->
     Cell c (in C order) of image i has random_bits(*keys, i, random_bits(c)).
     """
     start_b = torch.as_tensor(random_bits(*keys, torch.from_numpy(index_b))).numpy().astype(np.uint32)
-    cell_c = np.arange(math.prod(shape), dtype=np.uint32)
-    _mix_in_place(cell_c)
-    bits_bc = start_b[:, None] + cell_c
-    _mix_in_place(bits_bc)
+    bits_bc: NDArray[np.uint32] = _mix(start_b[:, None] + _mix(np.arange(math.prod(shape), dtype=np.uint32)))
     return bits_bc.reshape(len(index_b), *shape)
 
 
@@ -95,16 +93,8 @@ def cell_uniforms(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int
     return (cell_bits(shape, index_b, *keys) + 0.5) / 2**32
 
 
-def _mix(x: int | Tensor) -> int | Tensor:
+def _mix(x: Any) -> Any:
+    """Mix ints, int64 tensors or uint32 arrays, whose products overflow as the mask would cut them."""
     x = ((x ^ (x >> 16)) * _FACTORS[0]) & _MASK
     x = ((x ^ (x >> 15)) * _FACTORS[1]) & _MASK
     return x ^ (x >> 15)
-
-
-def _mix_in_place(x: NDArray[np.uint32]) -> None:
-    """`_mix` for uint32 arrays, whose products overflow as the mask would cut them."""
-    x ^= x >> 16
-    x *= np.uint32(_FACTORS[0])
-    x ^= x >> 15
-    x *= np.uint32(_FACTORS[1])
-    x ^= x >> 15

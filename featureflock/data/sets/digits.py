@@ -1,4 +1,9 @@
-"""The handwritten digits of scikit-learn."""
+"""The 1,797 handwritten digits of scikit-learn, single or as two-view digits.
+
+Each image of the two-view digits is two different scans of the *same* digit side by side (8 × 16), so either half
+suffices to predict the class: a test of the paper's hypothesis that needs no download. An ensemble whose members use
+different views should lose little when one half is blank. No scan is used in both training and test images.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +14,6 @@ from torch import Tensor
 from featureflock.data.examples import Normalisation, TensorExamples
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
-from featureflock.data.sets.two_view_digits import two_view_digits
 from featureflock.data.sources.class_names import DIGITS
 from featureflock.data.views import View
 
@@ -28,11 +32,9 @@ class Digits(DataSet):
             x_train, x_test = ((16 * x).to(torch.uint8)[:, None] for x in (pairs.x_train, pairs.x_test["clean"]))
             halves = (View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16)))
             return _splits(x_train, pairs.y_train, x_test, pairs.y_test, halves)
-        from sklearn.datasets import load_digits  # importing it takes a second, so only when needed
-
-        images, labels = load_digits(return_X_y=True)
-        order = permutation(len(labels), Stream.DIGITS_SPLIT)
-        x, y = torch.from_numpy(images).to(torch.uint8).view(-1, 1, 8, 8)[order], torch.from_numpy(labels)[order]
+        x, y = _scans()
+        order = permutation(len(y), Stream.DIGITS_SPLIT)
+        x, y = (16 * x[order]).to(torch.uint8)[:, None], y[order]
         return _splits(x[:1200], y[:1200], x[1200:], y[1200:])
 
 
@@ -41,3 +43,56 @@ def _splits(x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, vi
     train = TensorExamples(x_train, y_train, normalisation=normalisation, white=16)
     test = TensorExamples(x_test, y_test, normalisation=normalisation, white=16)
     return Splits(train, test, 10, class_names=DIGITS, views=views)
+
+
+NOISE = 0.4
+"""Standard deviation of the noise in the noisy test set."""
+
+
+@dataclass(frozen=True)
+class TwoViewDigits:
+    """Images (N, 8, 16) in [0, 1] and labels (N,)."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: dict[str, Tensor]
+    """The same test images in four versions: "clean", "left blank", "right blank" and "noise"."""
+    y_test: Tensor
+
+
+def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> TwoViewDigits:
+    """Return `train` and `test` images, balanced over digits, of scans chosen at random by the seed."""
+    if train < 10 or test < 10 or train % 10 or test % 10:
+        raise ValueError(f"The numbers of two-view digits must be multiples of ten; got train={train}, test={test}.")
+    x, y = _scans()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=generator)
+    half = len(y) // 2
+    x_train, y_train = _pairs(x[order[:half]], y[order[:half]], train, generator)
+    x_test, y_test = _pairs(x[order[half:]], y[order[half:]], test, generator)
+    left, right = x_test.clone(), x_test.clone()
+    left[:, :, :8] = 0
+    right[:, :, 8:] = 0
+    noisy = x_test + NOISE * torch.randn(x_test.shape, generator=generator)
+    tests = {"clean": x_test, "left blank": left, "right blank": right, "noise": noisy.clamp(0, 1)}
+    return TwoViewDigits(x_train, y_train, tests, y_test)
+
+
+def _pairs(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return images of two different scans of one digit, and their labels."""
+    images, labels = [], []
+    for digit in range(10):
+        scans = x[y == digit]
+        first = torch.randint(len(scans), (count // 10,), generator=generator)
+        step = torch.randint(1, len(scans), (count // 10,), generator=generator)
+        images.append(torch.cat([scans[first], scans[(first + step) % len(scans)]], dim=2))
+        labels.append(torch.full((count // 10,), digit))
+    return torch.cat(images), torch.cat(labels)
+
+
+def _scans() -> tuple[Tensor, Tensor]:
+    """All scans (N, 8, 8) in [0, 1], and their labels."""
+    from sklearn.datasets import load_digits  # importing it takes a second, so only when needed
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float().view(-1, 8, 8) / 16, torch.from_numpy(labels)

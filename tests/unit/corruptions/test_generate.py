@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.corrupted_files import THREE, X, Y, no_messages, published
 
-from featureflock.corruptions import CORRUPTIONS, corrupt, frost, frost_source, generate, generate_set, open_set, writer
+from featureflock.corruptions import CORRUPTIONS, corrupt, frost, frost_source, generate, generate_set, open_set
 from featureflock.corruptions.frost import frost_views
 from featureflock.utils import files
 
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     def refused(path, data):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(writer, "write_atomically", refused)  # permissions do not stop root
+    monkeypatch.setattr("featureflock.corruptions.files.write_atomically", refused)  # permissions do not stop root
     with pytest.raises(OSError, match=r"c cannot be used \(Permission denied\); give another folder"):
         generate_set(X, Y, tmp_path / "c", workers=1)
 
