@@ -8,33 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from featureflock.version import __version__
 
-__all__ = [
-    "MAP",
-    "RBF",
-    "SVGD",
-    "WGD",
-    "Cauchy",
-    "Ensemble",
-    "MeshShape",
-    "Normal",
-    "ParticleLayer",
-    "SteinWGD",
-    "Uncertainty",
-    "Uniform",
-    "__version__",
-    "calibrate",
-    "corruptions",
-    "data",
-    "evaluation",
-    "join_mesh",
-    "load",
-    "methods",
-    "models",
-    "save",
-    "studies",
-    "training",
-    "transport",
-]
+__all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "ParticleLayer", "SteinWGD", "Uniform", "transport"]
+__all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
+__all__ += ["corruptions", "data", "evaluation", "methods", "models", "studies", "training"]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock import corruptions, data, evaluation, methods, models, studies, training

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.distributed.env import is_rank_zero
-from featureflock.utils.registry import load_plugins
-from featureflock.utils.suggestions import unknown_name
+from featureflock.utils.registry import load_plugins, unknown_name
 from featureflock.version import __version__
 
 COMMANDS = {

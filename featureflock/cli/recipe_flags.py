@@ -13,7 +13,7 @@ from featureflock.data import DATA_SETS
 from featureflock.methods import METHODS, Single
 from featureflock.models import MODELS
 from featureflock.training import RECIPES, ComputeConfig, Recipe
-from featureflock.utils.suggestions import unknown_name
+from featureflock.utils.registry import unknown_name
 
 Field = tuple[str, Any, Any]
 """Name, annotation and dataclasses.field of a flag."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featureflock.corruptions import blur, digital, noise, weather
 from featureflock.corruptions.images import Bytes, Corruption, ImageRandom
-from featureflock.utils.suggestions import unknown_name
+from featureflock.utils.registry import unknown_name
 
 _FUNCTIONS: dict[str, Corruption] = {
     function.__name__: function

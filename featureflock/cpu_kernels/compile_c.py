@@ -16,10 +16,7 @@ import torch
 def load_kernel(name: str, pointers: int, integers: int) -> Any:
     """Return the C function `name` of the file `name`.c, or None if no C compiler can compile it.
 
-    Args:
-        name: of the file and of the function, which returns 0, or 1 if memory ran out.
-        pointers: number of pointer arguments, which come first.
-        integers: number of `long` arguments; the last one is the number of threads.
+    It takes pointers, then `long` integers, the last one the number of threads, and returns 1 if memory ran out.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

@@ -16,13 +16,9 @@ _CONVOLUTION, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.con
 
 
 def compile_options() -> dict[str, Any]:
-    """Return options for torch.compile that use our kernels; empty if they cannot be used or are not faster here.
-
-    module.compile(options=compile_options())
-    """
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return {}
-    if any(load_kernel(*kernel) is None for kernel in (weight_gradient.KERNEL, winograd.KERNEL)):
+    """Return options for `module.compile(options=…)` that use our kernels; empty if they cannot or are not faster."""
+    kernels = weight_gradient.KERNEL, winograd.KERNEL
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or any(load_kernel(*kernel) is None for kernel in kernels):
         return {}
     try:
         from featureflock.cpu_kernels.inductor_pass import OPTION, ReplaceConvolutions  # a slow import
@@ -57,11 +53,7 @@ def _replace_gradients(graph: fx.Graph, node: fx.Node) -> None:
     for user in list(node.users):
         position: Any = user.args[1]
         if position in replacements:
-            with graph.inserting_before(user):
-                replacement = graph.call_function(*replacements[position])
-            replacement.meta.update(user.meta)
-            user.replace_all_uses_with(replacement)
-            graph.erase_node(user)
+            user.target, user.args = replacements[position]
     if remaining := {user.args[1] for user in node.users}:
         node.args = (*args[:-1], [0 in remaining, 1 in remaining, False])
     else:

@@ -14,7 +14,6 @@ from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
 
 KERNEL = ("winograd", 4, 6)
 """Name of the C function, number of pointer arguments, number of integer arguments."""
-_G = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]]
 
 
 @torch.library.custom_op("featureflock::winograd", mutates_args=())
@@ -28,7 +27,9 @@ def winograd(x: Tensor, weight: Tensor, bias: Tensor | None = None, backward: bo
     bias = None if bias is None else bias.contiguous()
     weight = weight.transpose(0, 1).flip(2, 3) if backward else weight
     (batch, inputs, height, width), outputs = x.shape, weight.shape[0]
-    u = _transform_weight(weight)
+    g = weight.new_tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
+    panels = weight.reshape(outputs // 16, 16, inputs, 9).permute(0, 3, 2, 1)
+    u = torch.kron(g, g) @ panels.reshape(-1, 9, inputs * 16)  # G w Gᵀ in the layout (O / 16, 16 points, C, 16)
     y: Tensor = _empty_result(x, weight, bias)
     pointers = x.data_ptr(), u.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
     call_kernel(load_kernel(*KERNEL), *pointers, batch, height, width, inputs, outputs)
@@ -40,14 +41,6 @@ def _empty_result(x: Tensor, weight: Tensor, bias: Tensor | None = None, backwar
     batch, _, height, width = x.shape
     sizes = batch, weight.shape[1 if backward else 0], height, width
     return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
-def _transform_weight(weight: Tensor) -> Tensor:
-    """Return u = G w Gᵀ in the layout of winograd.c: (O / 16, 16 points, C, 16)."""
-    g = weight.new_tensor(_G)
-    outputs, inputs = weight.shape[:2]
-    panels = weight.reshape(outputs // 16, 16, inputs, 9).permute(0, 3, 2, 1)
-    return torch.kron(g, g) @ panels.reshape(-1, 9, inputs * 16)
 
 
 def is_faster(x: Tensor, inputs: int, outputs: int) -> bool:

@@ -145,8 +145,6 @@ class _FailureStore:
 def _wait_for(condition: Callable[[], bool]) -> bool:
     """Wait until the condition holds, for GRACE_SECONDS at most, and return whether it does."""
     deadline = time.monotonic() + GRACE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return True
+    return holds

@@ -59,10 +59,7 @@ class MeshShape:
 
 
 class Axis:
-    """One axis of the mesh: `size` processes, of which this one has number `rank`.
-
-    mesh.members.local_slice(5) is slice(0, 3) on the first of two processes and slice(3, 5) on the second.
-    """
+    """One axis of the mesh: `size` processes, of which this one has number `rank`."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -70,7 +67,7 @@ class Axis:
         self.rank = 0 if group is None else dist.get_rank(group)
 
     def local_slice(self, count: int) -> slice:
-        """Return this process's part of `count` items. Parts differ by at most one item; larger parts come first."""
+        """Return this process's part of `count` items: 0 … 2 or 3 … 4 of five items on two processes."""
         starts = [count // self.size * rank + min(rank, count % self.size) for rank in (self.rank, self.rank + 1)]
         return slice(*starts)
 
@@ -149,7 +146,10 @@ class Mesh:
 
     def average_gradient(self, x: Tensor) -> Tensor:
         """Return x; in the backward pass, average its gradient over the data axis (see the module docstring)."""
-        return x if self.data.size == 1 else _AverageGradient.apply(x, self)  # type: ignore[no-untyped-call]
+        if self.data.size > 1 and x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(lambda grad: self.data.sum(grad * self.batch_fraction))
+        return x
 
     @contextmanager
     def member_rng(self) -> Iterator[None]:
@@ -282,15 +282,3 @@ class _LocalRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.axis.all_gather_rows(grad, ctx.count), None
-
-
-class _AverageGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: Mesh) -> Tensor:
-        ctx.mesh = mesh
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.mesh.data.sum(grad * ctx.mesh.batch_fraction), None

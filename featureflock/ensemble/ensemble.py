@@ -123,11 +123,10 @@ class Ensemble(nn.Module):
                 raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
-        local = range(len(self))[mesh.members.local_slice(len(self))]
+        members = range(len(self))
         for modules in self._member_modules():
-            for i in range(len(self)):
-                if i not in local:
-                    modules[i] = RemoteMember()
+            for i in {*members} - {*members[mesh.members.local_slice(len(self))]}:
+                modules[i] = RemoteMember()
         return self
 
     def average_gradients(self) -> None:
@@ -145,10 +144,7 @@ class Ensemble(nn.Module):
 
     @contextmanager
     def detached_from_mesh(self) -> Iterator[None]:
-        """Remove the references to process groups temporarily, so that the ensemble can be saved or copied.
-
-        This needs all members in this process; a mesh that only divides the data has them all.
-        """
+        """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
         if any(isinstance(m, RemoteMember) for m in self.extractors):
             raise ValueError("Other processes have some of the members; ff.load a saved ensemble to have all.")
         references: list[tuple[nn.Module, str]] = [(self, "mesh")]

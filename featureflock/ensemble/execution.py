@@ -46,13 +46,12 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 def check_same_architecture(modules: Sequence[nn.Module]) -> None:
     """Raise ValueError if modules cannot be stacked: if they differ beyond the values of tensors, or share tensors."""
     template = list(modules[0].named_modules())
+    seen: dict[int, int] = {}
     for i, module in enumerate(modules):
         parts = list(module.named_modules())
         same = [(name, type(m)) for name, m in parts] == [(name, type(m)) for name, m in template]
         if not same or not all(_same_settings(m, t) for (_, m), (_, t) in zip(parts, template, strict=True)):
             raise ValueError(f"{_NEEDS} members of one architecture; member {i} differs from member 0. {_USE}")
-    seen: dict[int, int] = {}
-    for i, module in enumerate(modules):
         for tensor in (*module.parameters(), *module.buffers()):
             if seen.setdefault(id(tensor), i) != i:
                 sharing = f"members {seen[id(tensor)]} and {i} do"

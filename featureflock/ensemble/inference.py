@@ -35,9 +35,8 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         if not isinstance(previous, fx.Node) or previous.op != "call_module" or len(previous.users) > 1:
             continue
         conv, norm = modules[str(previous.target)], modules[str(node.target)]
-        if type(norm) is not _NORMS.get(type(conv)) or norm.running_mean is None:
-            continue
-        if times[previous.target] > 1 or times[node.target] > 1:
+        once = times[previous.target] == times[node.target] == 1
+        if type(norm) is not _NORMS.get(type(conv)) or norm.running_mean is None or not once:
             continue
         modules[str(previous.target)] = fused = fuse_conv_bn_eval(conv, norm)
         traced.set_submodule(str(previous.target), fused)

@@ -4,9 +4,6 @@ A module is encoded as the name of its class, its plain attributes, its tensors 
 constructor. It finds a class by name among those of this library and those that the program has already imported, and
 priors, kernels and rules in their registries. Values that JSON cannot represent (a lambda as an attribute, a hook)
 raise NotSerializableError.
-
-The underscored dictionaries of nn.Module (_parameters, _buffers, _modules) are not public, but torch.save stores them
-too, so they are stable. They are needed for entries that are None.
 """
 
 import dataclasses

@@ -179,13 +179,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         name, digest = index["weights"]["file"], index["weights"]["sha256"]
         if not _WEIGHTS.fullmatch(name):
             raise ValueError(modified)
-        try:
+        data = b""
+        with contextlib.suppress(FileNotFoundError):
             data = (folder / name).read_bytes()
-        except FileNotFoundError:
+        if hashlib.sha256(data).hexdigest() != digest:
             if path.read_bytes() != text:  # another save has just replaced it
                 return _read(folder)
-            data = b""
-        if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"{folder / name} is missing, truncated or modified: {_INDEX} has another digest.")
         tensors = load_tensors(data)
         for key, tensor in tensors.items():

@@ -1,1 +1,1 @@
-"""Helpers for the whole package: atomic files, registries, JSON, provenance. Imports no PyTorch."""
+"""Helpers for the whole package: atomic files, registries, JSON, provenance. Only provenance imports PyTorch."""

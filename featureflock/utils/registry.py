@@ -8,13 +8,12 @@ The command line, recipes, tables and docs list the components of a registry. Ev
 the environment variable FEATUREFLOCK_PLUGINS (separated by commas), which can register user-defined components.
 """
 
+import difflib
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
-
-from featureflock.utils.suggestions import unknown_name
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -49,6 +48,13 @@ class Registry(dict[str, T]):
 
     def __missing__(self, name: str) -> T:
         raise unknown_name(self.kind, name, self)
+
+
+def unknown_name(what: str, name: str, choices: Collection[str], otherwise: str = "") -> ValueError:
+    """Return an error that suggests the closest choice; if none is close, `otherwise`, or a list of all choices."""
+    close = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {close[0]}?" if close else otherwise or f"choose from {', '.join(choices)}."
+    return ValueError(f"There is no {what} {name!r}; {hint}")
 
 
 def import_submodules(package: str, path: list[str]) -> None:

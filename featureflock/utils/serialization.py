@@ -45,11 +45,7 @@ def to_json(value: Any, *, tag: bool = True, fallback: Callable[[Any], Any] | No
 def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where: str = "the JSON") -> Any:
     """Convert the result of `to_json` back to a value of type `hint`; ValueError if it does not match.
 
-    Args:
-        hint: a type, such as a dataclass or `dict[str, float]`.
-        value: parsed JSON.
-        find_class: returns the class for a name, for type hints that are base classes.
-        where: name of the value in error messages.
+    `find_class` returns the class for a name, for type hints that are base classes; `where` is for error messages.
     """
     if hint is Any:
         return value

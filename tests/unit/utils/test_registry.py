@@ -2,8 +2,7 @@
 
 import pytest
 
-from featureflock.utils.registry import PLUGINS, Registry, import_submodules, load_plugins
-from featureflock.utils.suggestions import unknown_name
+from featureflock.utils.registry import PLUGINS, Registry, import_submodules, load_plugins, unknown_name
 
 
 class Shape:
