@@ -178,9 +178,10 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
     for one in stored:
         log(f"Corrupted test sets: {one.source}, in {one.folder}.")
     if generated:
-        which = "all" if len(set(generated)) == len(set(protocol.corruptions)) else ", ".join(dict.fromkeys(generated))
+        names = dict.fromkeys(generated)
+        which = "" if len(names) == len(set(protocol.corruptions)) else f": {', '.join(names)}"
         frost = f"; frost is generated from {frost_source()}" if "frost" in generated else ""
-        log(f"Corruptions generated during the evaluation (seed {_SEED}): {which}{frost}.")
+        log(f"Corrupted test images are generated with seed {_SEED}{which}{frost}.")
         if published and test.shape[0] == 3:
             log(f"To generate them once for all runs: featureflock data corrupt {published}")
 

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.report.tables import Table, comparison, differences
+from featureflock.report.tables import SYMBOLS, Table, TableCell, comparison, differences
 from featureflock.report.views import view_tables
 
 _LATEX = {letter: rf"\{letter}" for letter in "{}$&#%_"} | {letter: f"${letter}$" for letter in "<>|"}
@@ -67,11 +67,12 @@ def terminal_tables(results: EvaluationResults) -> list[RichTable]:
 
 def terminal_table(table: Table, transposed: bool = False) -> RichTable:
     """One table for a terminal, one line per row, or one column per row if transposed."""
-    shown = RichTable(title=Text(table.title), caption=Text(table.note), box=box.SIMPLE_HEAD, show_edge=transposed)
+    shown = RichTable(title=Text(table.title), caption=Text(f"{table.note}\n"), box=box.SIMPLE_HEAD, show_edge=False)
+    shown.pad_edge, shown.collapse_padding = False, True
     shown.title_justify = shown.caption_justify = "left"
     numeric = [header.numeric for header in table.headers]
     grid = [[Text(text) for text in table.header_texts]]
-    grid += [[Text(cell.plain, style="bold" if cell.best else "") for cell in row] for row in table.rows]
+    grid += [[_terminal_cell(cell) for cell in row] for row in table.rows]
     if transposed:
         grid, numeric = [list(column) for column in zip(*grid, strict=True)], [False, *[True] * len(table.rows)]
         grid[0][0] = Text()
@@ -79,8 +80,14 @@ def terminal_table(table: Table, transposed: bool = False) -> RichTable:
         shown.add_column(title, justify="right" if right else "left", overflow="fold")
     for line in grid[1:]:
         shown.add_row(*line)
-    shown.columns[0].overflow = "ellipsis" if transposed else "fold"
+    shown.columns[0].no_wrap, shown.columns[0].overflow = transposed, "ellipsis" if transposed else "fold"
     return shown
+
+
+def _terminal_cell(cell: TableCell) -> Text:
+    """Number, deviation and significance, and the interval on a second line: narrow, and never broken after a ±."""
+    number = (cell.text, f"±{cell.spread}" if cell.spread else "", SYMBOLS[cell.significance])
+    return Text(f"{' '.join(filter(None, number))}\n{cell.detail}".strip(), style="bold" if cell.best else "")
 
 
 def _written(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:

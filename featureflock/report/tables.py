@@ -91,12 +91,14 @@ def comparison(results: EvaluationResults) -> Table:
         [TableCell(g.title, style=k), _count(g.members), _count(len(g.seeds)), *_mean_cells(g.metrics, metrics)]
         for k, g in enumerate(groups)
     ]
-    if any(g.deep_ensemble_equivalent is not None for g in groups):
-        headers.append(ColumnHeader("DEE", "higher", "size of the Deep Ensembles with the same calibrated NLL"))
-        for row, g in zip(rows, groups, strict=True):
-            row.append(_equivalent(g.deep_ensemble_equivalent))
     title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
     note = _seeds_note(groups)
+    if any(g.deep_ensemble_equivalent is not None for g in groups):
+        meaning = "size of the Deep Ensembles with the same calibrated NLL"
+        headers.append(ColumnHeader("DEE", "higher", meaning))
+        for row, g in zip(rows, groups, strict=True):
+            row.append(_equivalent(g.deep_ensemble_equivalent))
+        note += f" DEE: {meaning}."
     count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
     if 0 < count < every:
         note += f" Corrupted metrics (cA, cNLL, …) are means over {count} of {every} corrupted test sets."

@@ -71,7 +71,7 @@ def test_corruptions_generated_for_some_images_are_those_of_the_full_set(colour)
     assert torch.equal(examples.x, torch.from_numpy(full[chosen]).permute(0, 3, 1, 2))
     assert torch.equal(examples.labels, chosen % 10)
     assert examples.normalisation == SCALE
-    assert logged == ["Corruptions generated during the evaluation (seed 0): all."]
+    assert logged == ["Corrupted test images are generated with seed 0."]
 
 
 def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache):
@@ -83,7 +83,7 @@ def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache
     logged = []
     after = by_name(colour, FOG, CIFAR10(), logged)
     assert logged[0] == f"Corrupted test sets: made by featureflock, in {folder}."
-    assert logged[1] == "Corruptions generated during the evaluation (seed 0): brightness."
+    assert logged[1] == "Corrupted test images are generated with seed 0: brightness."
     for name, generated in before.items():
         assert generated.identity == after[name].identity
         chosen = torch.tensor([1, 5])
@@ -117,7 +117,7 @@ def test_a_cached_set_with_other_labels_is_not_used(colour, temp_cache):
     published(temp_cache / "cifar10-c-published", colour.test.labels.flip(0))
     logged = []
     assert by_name(colour, FOG, CIFAR10(), logged)["fog-2"].source == "Corrupted images: generated with seed 0."
-    assert logged[0] == "Corruptions generated during the evaluation (seed 0): all."
+    assert logged[0] == "Corrupted test images are generated with seed 0."
 
 
 def test_published_files_in_a_folder_have_another_identity(colour, tmp_path):

@@ -107,7 +107,7 @@ def test_a_run_that_another_worker_is_training_is_skipped(tmp_path):
 def test_the_command_prints_our_numbers_next_to_the_papers(tmp_path, capsys):
     main(["feature-map", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert re.search(r"feature-MAP +1 +\d+\.\d+ ± \d", printed)
+    assert re.search(r"feature-MAP +1 +\d+\.\d+ ±\d", printed)
     assert "0.883" in printed
     out = tmp_path / "smoke"
     results = json.loads((out / "feature-map.json").read_text())
