@@ -1,6 +1,7 @@
 """featureflock evaluate: measure and compare trained runs."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,26 +45,17 @@ def main(args: list[str]) -> None:
     console = make_console()
     check_folder(options.out)
     evaluation = run_evaluation(options, console)
-    print_tables(evaluation, console)
     for path in write_tables(evaluation.results, evaluation.images, options.out):
         console.print(f"wrote {path}", soft_wrap=True)
 
 
 def run_evaluation(request: Request, console: Console) -> Evaluation:
-    """Evaluate, with a progress bar."""
+    """Evaluate, with a progress bar, and print the comparison."""
     if not request.runs:
         raise ValueError("Give at least one run: a folder that `featureflock train` made, such as runs/*.")
+    compute, log = ComputeConfig(device=request.device), partial(console.print, soft_wrap=True)
     with progress_bar(console, "examples") as progress:
-        return evaluate_runs(
-            request.runs,
-            request.protocol,
-            compute=ComputeConfig(device=request.device),
-            progress=progress,
-            log=lambda text: console.print(text, soft_wrap=True),
-        )
-
-
-def print_tables(evaluation: Evaluation, console: Console) -> None:
-    """Print the comparison."""
+        evaluation = evaluate_runs(request.runs, request.protocol, compute=compute, progress=progress, log=log)
     for table in terminal_tables(evaluation.results):
         console.print(table)
+    return evaluation

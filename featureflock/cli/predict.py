@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation.cam_cache import has_convolutions
 from featureflock.evaluation.cam_figure import cam_grid
-from featureflock.evaluation.classify import ImagePrediction, RunClassifier
+from featureflock.evaluation.classify import ImagePrediction, ReadImage, RunClassifier
 from featureflock.evaluation.predictions import Predictor
 from featureflock.evaluation.runs import read_run
 from featureflock.training import ComputeConfig
@@ -55,21 +56,16 @@ def main(args: list[str]) -> None:
         raise ValueError(f"--top must be at least 1; got {options.top}.")
     if options.explain:
         _check_figure_path(options.out)
-    console = make_console()
-
-    def log(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    run = read_run(options.run)
+    console, log, run = make_console(), partial(print, file=sys.stderr), read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
     if options.explain and not has_convolutions(predictor):
         raise ValueError("--explain needs convolutional networks; leave it out for this run.")
     classifier = RunClassifier(run, predictor, log)
-    read: list[tuple[Path, Image.Image, str]] = []
+    read: list[ReadImage] = []
     refused = []
     for path in options.images:
         try:
-            read.append((path, *classifier.read(path)))
+            read.append((path, *classifier.format.read(path)))
         except (OSError, ValueError) as error:
             refused.append(str(error))
     predictions = classifier.classify(read, options.top) if read else []
@@ -77,13 +73,12 @@ def main(args: list[str]) -> None:
         print(json.dumps([_as_json(each, classifier.temperature) for each in predictions], indent=1))
     elif predictions:
         console.print(_table(predictions))
-        for prediction in predictions:
-            if prediction.note:
-                console.print(f"{prediction.path}: {prediction.note}", soft_wrap=True)
+        lines = [f"{prediction.path}: {prediction.note}" for prediction in predictions if prediction.note]
         if classifier.calibrated_on:
             source = f"{classifier.calibrated_on} (temperature {classifier.temperature:.3f})"
-            console.print(f"Probabilities are calibrated on {source}.", soft_wrap=True)
-        console.print("Epistemic uncertainty is 0 where all members predict the same probabilities.", soft_wrap=True)
+            lines.append(f"Probabilities are calibrated on {source}.")
+        lines.append("Epistemic uncertainty is 0 where all members predict the same probabilities.")
+        console.print("\n".join(lines), soft_wrap=True)
     if options.explain and read:
         _write_figure(_explain(classifier, read, predictions), options.out)
         log(f"wrote {options.out}")
@@ -105,17 +100,13 @@ def _write_figure(figure: Image.Image, path: Path) -> None:
         figure.save(data, Image.registered_extensions()[path.suffix.lower()])
         write_atomically(path, data.getvalue())
     except (OSError, ValueError) as error:
-        size = f"{figure.width} × {figure.height}"
-        raise ValueError(
-            f"The figure of --explain, {size} pixels, cannot be written to {path} ({error}); give another --out, such "
-            "as a .png, or fewer images."
-        ) from error
+        what = f"The figure of {figure.width} × {figure.height} pixels cannot be written to {path} ({error})"
+        raise ValueError(f"{what}; give another --out, such as a .png, or fewer images.") from error
 
 
 def _table(predictions: list[ImagePrediction]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("image", "top class", "probability", "members agreeing", "epistemic, nats", "next"):
-        table.add_column(heading)
+    headings = ("image", "top class", "probability", "members agreeing", "epistemic, nats", "next")
+    table = Table(*headings, box=box.SIMPLE_HEAD)
     for prediction in predictions:
         first, *others = prediction.top
         table.add_row(
@@ -144,9 +135,7 @@ def _as_json(prediction: ImagePrediction, temperature: float) -> dict[str, objec
     }
 
 
-def _explain(
-    classifier: RunClassifier, read: list[tuple[Path, Image.Image, str]], predictions: list[ImagePrediction]
-) -> Image.Image:
+def _explain(classifier: RunClassifier, read: list[ReadImage], predictions: list[ImagePrediction]) -> Image.Image:
     """Class activation maps of each member over each image, with the members' predictions."""
     images = np.stack([np.array(image.convert("RGB")) for _, image, _ in read])
     texts = [[each.members[i].name for each in predictions] for i in range(len(predictions[0].members))]

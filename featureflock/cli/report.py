@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from featureflock.cli.evaluate import Request, print_tables, run_evaluation
+from featureflock.cli.evaluate import Request, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.report import read_report, write_report
@@ -38,7 +38,6 @@ def main(args: list[str]) -> None:
     check_folder(out)
     if source is None:
         evaluation = run_evaluation(options, console)
-        print_tables(evaluation, console)
         page = write_report(evaluation.results, evaluation.images, out)
     else:
         page = write_report(*read_report(source), out)

@@ -12,9 +12,8 @@ average the 10 scores. The first half has ⌊B/2⌋ examples. Halves depend on t
 compared on the same halves.
 
 T is exactly at its bounds, 0.01 ≤ T ≤ 100, where the NLL decreases up to them: 0.01 if all examples are correct, 100 if
-predictions are no better than chance. Uniform predictions are the same at any temperature and get T = 1. If a half is
-all correct, T = 0.01, and an error in the other half costs 100 times its margin: check `temperatures` before you trust
-the calibrated NLL of a small or easy test set.
+predictions are no better than chance. Uniform predictions get T = 1. If a half is all correct, an error in the other
+half costs 100 times its margin: check `temperatures` before you trust the calibrated NLL of a small or easy test set.
 
 Shapes: B examples, C classes, g halves.
 """
@@ -72,8 +71,7 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
     likelihood = _Likelihood(log_p, y)
     (u,) = _best(likelihood, torch.ones_like(log_p[:, :1]), [0.0])
     near_2b = likelihood.per_example(log_p.new_full((len(y),), math.exp(u)))  # the halves' u are close to u
-    outcomes: list[Tensor] = []
-    temperatures: list[float] = []
+    outcomes, temperatures = list[Tensor](), list[float]()
     for pair in halves(len(y), shuffles, seed):
         first, second = (half.to(y.device) for half in pair)
         half_bg = torch.zeros_like(log_p[:, :1].expand(-1, 2))
@@ -112,12 +110,11 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
         if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # a Dataset yields single examples
             raise ValueError("calibrate needs batches (inputs, labels), with labels a tensor of class indices.")
         x, y = batch
-        if not len(y):
-            continue
-        log_p = mean_log_probs(ens.member_log_probs(_to_device(x, device)).double())
-        if not torch.isfinite(log_p).all():
-            raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
-        parts.append((log_p, checked_labels(y, log_p)))
+        if len(y):
+            log_p = mean_log_probs(ens.member_log_probs(_to_device(x, device)).double())
+            if not torch.isfinite(log_p).all():
+                raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
+            parts.append((log_p, checked_labels(y, log_p)))
     if not parts:
         raise ValueError("The loader gave no batch, so there is nothing to calibrate on.")
     log_probs, labels = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -149,10 +146,8 @@ class _Likelihood:
     def __init__(self, log_p_bc: Tensor, y_b: Tensor) -> None:
         z_y_b = log_p_bc.gather(-1, y_b[:, None])[:, 0]
         if z_y_b.isinf().any():
-            raise ValueError(
-                f"The label of example {int(z_y_b.isinf().nonzero()[0])} has probability 0, so the NLL is infinite at "
-                "every temperature; take the log_softmax of logits instead of the log of rounded probabilities."
-            )
+            what = f"The label of example {int(z_y_b.isinf().nonzero()[0])} has probability 0, so the NLL is infinite"
+            raise ValueError(f"{what}; take the log_softmax of logits instead of the log of rounded probabilities.")
         log_p_cb = log_p_bc.T.contiguous()
         top_b, self.class_b = log_p_cb.max(0)
         self.correct_b = (self.class_b == y_b).double()
@@ -189,19 +184,14 @@ class _Likelihood:
             parts.append(torch.stack([log_p_y_b, distance_b, 1 / norm_b, others_b / norm_b]))
         return torch.cat([self.correct_b[None], torch.cat(parts, -1)])
 
-    def flat(self, half_bg: Tensor) -> Tensor:
-        """Whether all predictions of a half are uniform, (g,)."""
-        return (self.flat_b[:, None] | (half_bg == 0)).all(0)
-
     def _slices(self, *per_example: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(x.split(self.width, -1) for x in per_example), strict=True)
 
 
 def _best(likelihood: _Likelihood, half_bg: Tensor, start: list[float]) -> list[float]:
-    """u = log β that minimises the NLL of each half, searched from `start`."""
-    searches = [
-        _Search(0.0 if flat else u, flat) for u, flat in zip(start, likelihood.flat(half_bg).tolist(), strict=True)
-    ]
+    """u = log β that minimises the NLL of each half, searched from `start`; 0 if all predictions are uniform."""
+    uniform_g = (likelihood.flat_b[:, None] | (half_bg == 0)).all(0).tolist()
+    searches = [_Search(0.0 if uniform else u, uniform) for u, uniform in zip(start, uniform_g, strict=True)]
     for _ in range(200):
         if all(search.done for search in searches):
             break
@@ -215,26 +205,19 @@ class _Search:
     """Newton's method within a bracket whose ends are infinite until a sign is known."""
 
     def __init__(self, u: float, done: bool) -> None:
-        self.u, self.done = u, done
-        self.lo, self.hi = -math.inf, math.inf
+        self.u, self.done, self.lo, self.hi = u, done, -math.inf, math.inf
         self.last = self.before = math.inf
 
     def step(self, slope: float, curvature: float) -> None:
         if self.done:
             return
-        if slope <= 0:
-            self.lo = self.u
-        else:
-            self.hi = self.u
+        self.lo, self.hi = (self.u, self.hi) if slope <= 0 else (self.lo, self.u)
         newton = _newton(self.u, slope, curvature)
-        target = _clamped(newton)
-        enough = 1e-7  # the remaining error is of the order of its square
+        target, enough = _clamped(newton), 1e-7  # the remaining error is of the order of its square
         if not (self.lo <= newton <= self.hi and abs(target - self.u) <= self.before / 2):
             middle = (self.lo + self.hi) / 2
-            target = MOST if self.hi == math.inf else LEAST if self.lo == -math.inf else middle
-            enough = 1e-9
-        self.before, self.last = self.last, abs(target - self.u)
-        self.u = target
+            target, enough = MOST if self.hi == math.inf else LEAST if self.lo == -math.inf else middle, 1e-9
+        self.before, self.last, self.u = self.last, abs(target - self.u), target
         self.done = self.last <= enough
 
 
@@ -250,5 +233,5 @@ def _clamped(u: float) -> float:
 
 
 def _temperature(u: float) -> float:
-    """exp(−u), with exact bounds."""
+    """T = exp(−u), with exact bounds."""
     return BOUNDS[0] if u >= MOST else BOUNDS[1] if u <= LEAST else math.exp(-u)

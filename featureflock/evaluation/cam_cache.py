@@ -39,14 +39,12 @@ class CachedMaps(NamedTuple):
 def images_to_map(
     test_sets: Sequence[EvaluationSet], protocol: EvaluationProtocol
 ) -> dict[MapKind, list[EvaluationSet]]:
-    """The test sets, reduced to the images whose maps are compared."""
-    clean, corrupted = test_sets[0], [test_set for test_set in test_sets if test_set.kind == "corrupted"]
-    if not protocol.maps:
-        return {}
-    chosen: dict[MapKind, list[EvaluationSet]] = {"clean": [_subset(clean, protocol.maps)]}
+    """The test sets, reduced to evenly spaced images whose maps are compared."""
+    corrupted = [test_set for test_set in test_sets if test_set.kind == "corrupted"]
+    chosen: dict[MapKind, list[EvaluationSet]] = {"clean": [_subset(test_sets[0], protocol.maps)]}
     if corrupted:
         chosen["corrupted"] = [_subset(each, -(-protocol.maps // len(corrupted))) for each in corrupted]
-    return chosen
+    return chosen if protocol.maps else {}
 
 
 def has_convolutions(predictor: Predictor) -> bool:
@@ -56,12 +54,12 @@ def has_convolutions(predictor: Predictor) -> bool:
 
 def has_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> bool:
     """Whether valid maps of these images are cached."""
-    return read_cache(run, file_name(kind), maps_identity(chosen), ()) is not None
+    return read_cache(run, f"maps-{kind}", _identity(chosen), ()) is not None
 
 
 def load_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> CachedMaps | None:
     """The cached maps; None if there are none."""
-    tensors = read_cache(run, file_name(kind), maps_identity(chosen), CachedMaps._fields)
+    tensors = read_cache(run, f"maps-{kind}", _identity(chosen), CachedMaps._fields)
     return None if tensors is None else CachedMaps(**tensors)
 
 
@@ -72,31 +70,23 @@ def store_maps(predictor: Predictor, kind: MapKind, chosen: list[EvaluationSet],
         found = compute_maps(predictor, test_set.load(test_set.positions))
         parts.append(found._replace(positions=test_set.positions[found.positions]))
         tick(len(test_set.positions))
-    write_cache(predictor.run, file_name(kind), maps_identity(chosen), _concatenated(parts)._asdict())
+    write_cache(predictor.run, f"maps-{kind}", _identity(chosen), _concatenated(parts)._asdict())
 
 
 def compute_maps(predictor: Predictor, examples: Examples) -> CachedMaps:
     """The maps of examples, on the CPU; unreadable examples are left out."""
-    ens, compute = predictor.ensemble, predictor.compute
-    parts = []
+    compute, parts = predictor.compute, []
     for positions, batch in readable_batches(examples, _BATCH, torch.device(compute.device)):
         if len(batch.y):
-            found = class_activation_maps(ens, compute.inputs(batch.x))
+            found = class_activation_maps(predictor.ensemble, compute.inputs(batch.x))
             parts.append(CachedMaps(found.maps.cpu(), found.classes.cpu(), positions))
     return _concatenated(parts)
 
 
-def file_name(kind: MapKind) -> str:
-    """Name of the cache file, without its suffix."""
-    return f"maps-{kind}"
-
-
-def maps_identity(chosen: list[EvaluationSet]) -> str:
+def _identity(chosen: list[EvaluationSet]) -> str:
     """Changes whenever the images change."""
-    sha = hashlib.sha256()
-    for test_set in chosen:
-        sha.update(f"{test_set.name} {test_set.identity} {test_set.positions.tolist()}".encode())
-    return sha.hexdigest()
+    texts = [f"{test_set.name} {test_set.identity} {test_set.positions.tolist()}" for test_set in chosen]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _concatenated(parts: Sequence[CachedMaps]) -> CachedMaps:
@@ -107,7 +97,6 @@ def _concatenated(parts: Sequence[CachedMaps]) -> CachedMaps:
 
 
 def _subset(test_set: EvaluationSet, count: int) -> EvaluationSet:
-    """Evenly spaced examples."""
     size = len(test_set.positions)
     places = torch.linspace(0, size - 1, min(count, size)).round().long()
     return replace(test_set, positions=test_set.positions[places])

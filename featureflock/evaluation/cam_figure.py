@@ -3,8 +3,7 @@
     heat = m / max m,    pixel = (1 − α) · 0.85 grey + α · colour(heat),    α = 0.35 + 0.4 heat
 
 m is a map from `class_activation_maps`, enlarged by bicubic interpolation (bilinear shows creases). It is divided by
-its maximum without an offset, so that zero, where nothing supports the class, stays zero. Colours show where the
-evidence is, not how strong it is.
+its maximum, so colours show where the evidence is, not how strong it is; zero stays zero.
 
 Shapes: n members, B images of H × W pixels, h × w pixels of a map.
 """
@@ -40,10 +39,10 @@ def cam_grid(images: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 112
             maps, such as the members' predicted classes.
         cell: width of an image in pixels.
     """
+    if not groups:
+        raise ValueError("A grid needs at least one group of a title and maps.")
     p_bhwc = _checked_images(images)
     bands = [_checked_group(group, len(p_bhwc)) for group in groups]
-    if not bands:
-        raise ValueError("A grid needs at least one group of a title and maps.")
     small, large, gap, margin = max(9, cell // 9), max(12, cell // 6), max(2, cell // 28), max(12, cell // 4)
     caption, heading, body = 2 * small, _font("DejaVuSans-Bold", large), _font("DejaVuSans", small)
 
@@ -104,7 +103,6 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 def _truncated(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """The text, truncated to fit."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:
@@ -120,7 +118,7 @@ def _checked_images(images: Any) -> Bytes:
 
 
 def _checked_group(group: Group, count: int) -> tuple[str, Tensor, Texts | None]:
-    title, maps, texts = group if len(group) == 3 else (*group, None)
+    title, maps, texts = (*group, None)[:3]
     maps = checked_maps(maps)
     if maps.shape[1] != count:
         raise ValueError(f"The maps of {title!r} are for {maps.shape[1]} images; there are {count}.")

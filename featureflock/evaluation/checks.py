@@ -39,15 +39,14 @@ def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
     """Labels (B,) for probabilities or log-probabilities (…, B, C)."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         raise ValueError(f"labels must be a tensor of integers; got {_kind(labels)}.")
-    if labels.shape != probs.shape[-2:-1]:
-        raise ValueError(
-            f"labels must have shape ({probs.shape[-2]},), one for each example; got {tuple(labels.shape)}."
-        )
+    b, c = probs.shape[-2:]
+    if labels.shape != (b,):
+        raise ValueError(f"labels must have shape ({b},), one for each example; got {tuple(labels.shape)}.")
     labels = labels.to(probs.device, torch.int64)
     smallest, largest = (int(x) for x in labels.aminmax())
-    if smallest < 0 or largest >= probs.shape[-1]:
+    if smallest < 0 or largest >= c:
         wrong = smallest if smallest < 0 else largest
-        raise ValueError(f"labels must be from 0 to {probs.shape[-1] - 1} for {probs.shape[-1]} classes; got {wrong}.")
+        raise ValueError(f"labels must be from 0 to {c - 1} for {c} classes; got {wrong}.")
     return labels
 
 
@@ -65,10 +64,7 @@ def _check_sums(sums: Tensor, name: str, first: int = 0) -> None:
     if bad.any():
         *member, example = bad.nonzero()[0].tolist()
         where = f"example {first + example}" + (f" of member {member[0]}" if member else "")
-        total = sums[bad][0].item()
-        if total != total:
-            raise ValueError(f"{name} must be numbers; {where} holds NaN.")
-        what = "exp(" + name + ")" if "log" in name else name
+        what, total = f"exp({name})" if "log" in name else name, sums[bad][0].item()
         raise ValueError(f"{what} must sum to 1 over the classes; {where} sums to {total:.6g}.")
 
 

@@ -10,7 +10,7 @@ Shapes: n members, B images, C classes.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -24,6 +24,9 @@ from featureflock.evaluation.diversity import mutual_information
 from featureflock.evaluation.metrics.classification import average
 from featureflock.evaluation.predictions import Predictor, has_predictions, load_predictions, predict, store_predictions
 from featureflock.evaluation.runs import TrainedRun
+
+ReadImage = tuple[Path, Image.Image, str]
+"""Its file, the image in the input format, and a note on its conversion."""
 
 
 class ClassProbability(NamedTuple):
@@ -57,22 +60,19 @@ class RunClassifier:
     """A trained run that classifies image files."""
 
     def __init__(self, run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> None:
-        self.predictor = predictor
-        self.format = _input_format(run)
+        self.predictor, inputs = predictor, run.folder.path / "inputs.json"
+        try:
+            self.format = InputFormat.from_json(run.folder.read(inputs.name))
+        except ValueError as error:
+            raise ValueError(f"{inputs} is damaged or was altered.") from error
         self.format.check()
         self.temperature, self.calibrated_on = _temperature(run, predictor, log)
 
-    def read(self, path: Path) -> tuple[Image.Image, str]:
-        """An image in the input format, and a note on its conversion. Unreadable files raise OSError or ValueError."""
-        return self.format.read(path)
-
-    def classify(self, read: Sequence[tuple[Path, Image.Image, str]], top: int = 3) -> list[ImagePrediction]:
-        """Predictions for images from `read`, with the `top` most probable classes."""
-        log_p_nbc = self.predictor.log_probs(self._examples(read)).log_probs
-        p_bc = tempered(average(log_p_nbc), self.temperature).exp()
-        p_nbc = log_p_nbc.double().exp()
+    def classify(self, read: Sequence[ReadImage], top: int = 3) -> list[ImagePrediction]:
+        """Predictions for images, with the `top` most probable classes. Images are read by `format.read`."""
+        log_p_nbc, predictions = self.predictor.log_probs(self._examples(read)).log_probs, []
+        p_bc, p_nbc = tempered(average(log_p_nbc), self.temperature).exp(), log_p_nbc.double().exp()
         information_b = mutual_information(p_nbc)
-        predictions = []
         for b, (path, _, note) in enumerate(read):
             order = p_bc[b].argsort(descending=True, stable=True)[:top]
             classes = tuple(self._class(int(k), p_bc[b]) for k in order)
@@ -80,11 +80,11 @@ class RunClassifier:
             predictions.append(ImagePrediction(path, classes, members, information_b[b].item(), note))
         return predictions
 
-    def maps(self, read: Sequence[tuple[Path, Image.Image, str]]) -> Tensor:
+    def maps(self, read: Sequence[ReadImage]) -> Tensor:
         """Class activation maps (n, B, h, w) of the images."""
         return compute_maps(self.predictor, self._examples(read)).maps
 
-    def _examples(self, read: Sequence[tuple[Path, Image.Image, str]]) -> TensorExamples:
+    def _examples(self, read: Sequence[ReadImage]) -> TensorExamples:
         x = self.format.batch([image for _, image, _ in read])
         return TensorExamples(x, torch.zeros(len(x), dtype=torch.int64))
 
@@ -92,26 +92,12 @@ class RunClassifier:
         return ClassProbability(label, self.format.name(label), p_c[label].item())
 
 
-def _input_format(run: TrainedRun) -> InputFormat:
-    """The stored input format; runs of older versions have none, and their data set is loaded instead."""
-    path = run.folder.path / "inputs.json"
-    if not path.is_file():
-        return InputFormat.of(run.data().load())
-    value: dict[str, Any] = run.folder.read(path.name)
-    try:
-        return InputFormat.from_json(value)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged or was altered.") from error
-
-
 def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
     """The temperature, and what it was fitted on; 1 and "" if the data are not available."""
-    stored = predictor.ensemble.temperature
-    if stored is not None:
+    if (stored := predictor.ensemble.temperature) is not None:
         return stored, "your own data"
-    recipe = run.recipe
     try:
-        splits = run.data().load().split(validation=recipe["validation"], seed=recipe["split_seed"])
+        splits = run.data().load().split(validation=run.recipe["validation"], seed=run.recipe["split_seed"])
     except (OSError, ValueError) as error:
         log(f"Probabilities are not calibrated, because the data are not available: {error}")
         return 1.0, ""

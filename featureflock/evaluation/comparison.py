@@ -1,17 +1,47 @@
-"""Comparison of runs: means over seeds, differences vs Deep Ensembles paired by seed, deep-ensemble equivalents."""
+"""Comparison of runs: means over seeds, differences vs Deep Ensembles paired by seed, deep-ensemble equivalents.
+
+    DEE = min { l ≥ 1 : CLL_DE(l) ≥ CLL }                                                   Ashukha et al. (2020)
+
+The deep-ensemble equivalent is the size of Deep Ensembles with the same calibrated log-likelihood: CLL, the negative of
+the cross-validated NLL. CLL_DE is interpolated linearly between the measured sizes, so l is a real number. An ensemble
+of k members with DEE above k is better than k independent networks.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from featureflock.evaluation.calibration import BOUNDS
-from featureflock.evaluation.dee import deep_ensemble_equivalent
 from featureflock.evaluation.results import GroupResult, RunResult
-from featureflock.evaluation.runs import RunGroup, TrainedRun, differing_fields
+from featureflock.evaluation.runs import RunGroup, differing_fields
 from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.methods import DeepEnsembles
 
 Results = Mapping[str, RunResult]
 """By run folder, str(run)."""
+
+
+def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int, float]) -> float:
+    """DEE of a calibrated log-likelihood.
+
+    Args:
+        log_likelihood: calibrated log-likelihood of the ensemble, in nats per example.
+        deep_ensembles: the same of Deep Ensembles, by number of members, starting with 1.
+
+    Returns:
+        The DEE; 1 if one network is as good, math.inf if no measured size is.
+    """
+    curve = sorted(deep_ensembles.items())
+    if not curve or curve[0][0] != 1:
+        raise ValueError(f"The curve of Deep Ensembles must start with 1 member; got sizes {sorted(deep_ensembles)}.")
+    if not all(math.isfinite(x) for x in (log_likelihood, *deep_ensembles.values())):
+        raise ValueError(f"Log-likelihoods must be finite; got {log_likelihood} and the curve {dict(curve)}.")
+    if log_likelihood <= curve[0][1]:
+        return 1.0
+    for (l0, y0), (l1, y1) in pairwise(curve):
+        if y1 >= log_likelihood:  # and y0 < log_likelihood, or an earlier pair had reached it
+            return l0 + (l1 - l0) * (log_likelihood - y0) / (y1 - y0)
+    return math.inf
 
 
 def compare(groups: Sequence[RunGroup], results: Results) -> list[GroupResult]:
@@ -70,7 +100,7 @@ def _group_result(group: RunGroup, groups: Sequence[RunGroup], results: Results)
 
 def _baseline(group: RunGroup, groups: Sequence[RunGroup]) -> RunGroup | None:
     """The Deep Ensembles to compare with; None for Deep Ensembles."""
-    if _is_deep_ensemble(group.runs[0]):
+    if group.runs[0].method == DeepEnsembles.title:
         return None
     seeds = {run.seed for run in group.runs}
 
@@ -95,8 +125,4 @@ def _curve(group: RunGroup, groups: Sequence[RunGroup], results: Results) -> dic
 
 
 def _deep_ensembles(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    return [group for group in groups if _is_deep_ensemble(group.runs[0])]
-
-
-def _is_deep_ensemble(run: TrainedRun) -> bool:
-    return run.method == DeepEnsembles.title
+    return [group for group in groups if group.runs[0].method == DeepEnsembles.title]

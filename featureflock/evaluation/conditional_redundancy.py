@@ -3,10 +3,9 @@
     I(Z_i; Z_j | Y)      in nats, for each pair of members; 0 for features that are independent within each class
 
 Discriminators (methods/discriminators.py) are trained on 70 % of the examples. The weights that do best on another 10 %
-are evaluated on the other 20 %. The estimate is a lower bound up to sampling noise: what the discriminators have not
-learnt is missing. For 16,000 examples of 4 to 8 Gaussian features it is 5 to 10 % too low; more so for fewer examples,
-more features, or members that are redundant in some classes only. Features are first standardised within each class,
-which does not change I.
+are evaluated on the other 20 %. The estimate is a lower bound up to sampling noise: for 16,000 examples of 4 to 8
+Gaussian features it is 5 to 10 % too low; more so for fewer examples, more features, or members that are redundant in
+some classes only. Features are first standardised within each class, which does not change I.
 
 Shapes: n members, p pairs of them, B examples, H features.
 """
@@ -26,6 +25,8 @@ _ROUNDS = 4
 """Negatives for each example of an evaluation."""
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def conditional_redundancy(
     features: Tensor, labels: Tensor, *, steps: int = 600, batch: int = 256, tau: float = TAU, seed: int = 0
 ) -> Tensor:
@@ -44,12 +45,7 @@ def conditional_redundancy(
     """
     if steps < 1 or batch < 2 or not 0 < tau < math.inf:
         raise ValueError(f"Use at least 1 step, batches of 2 and a tau above 0; got {steps}, {batch} and {tau}.")
-    z_nbh, y_b = _checked(features, labels)
-    with torch.inference_mode(False), torch.enable_grad():
-        return _estimate(z_nbh.clone(), y_b.clone(), steps, batch, tau, seed)
-
-
-def _estimate(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, seed: int) -> Tensor:
+    z_nbh, y_b = (x.clone() for x in _checked(features, labels))
     n, count, h = z_nbh.shape
     order = permutation(count, seed, Stream.REDUNDANCY_FIT).to(y_b.device)
     train, validation, test = order.tensor_split([7 * count // 10, 8 * count // 10])
@@ -74,9 +70,8 @@ def _estimate(z_nbh: Tensor, y_b: Tensor, steps: int, batch: int, tau: float, se
     outputs = _evaluate(discriminators, z_nbh, y_b, test, seed)
     if not outputs.weight.any():
         raise ValueError("No two examples of the test part are of one class; give more examples of each class.")
-    information_p = outputs.information(tau)
     i_nn = z_nbh.new_zeros(n, n)
-    i_nn[discriminators.first, discriminators.second] = information_p
+    i_nn[discriminators.first, discriminators.second] = outputs.information(tau)
     return i_nn + i_nn.T
 
 
@@ -90,11 +85,8 @@ def _evaluate(
         for round_ in range(_ROUNDS)
         for chosen in positions[permutation(len(positions), seed, Stream.REDUNDANCY_ESTIMATE, round_)].split(1000)
     ]
-    paired = torch.cat([output.weight > 0 for output in found])
-    positive, negative = (
-        torch.cat(parts, -1) for parts in ([output.positive for output in found], [output.negative for output in found])
-    )
-    return DiscriminatorOutput(positive, negative, paired / paired.sum().clamp_min(1))
+    positive, negative, weight = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+    return DiscriminatorOutput(positive, negative, (weight > 0) / (weight > 0).sum().clamp_min(1))
 
 
 def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,11 +95,10 @@ def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"features must be floating-point numbers (members, examples, features); got {got}.")
     if len(features) < 2:
         raise ValueError("Redundancy is between pairs of members; there is only one.")
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != features.shape[1:2]:
-        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"labels must be integers ({features.shape[1]},), one for each example; got {got}.")
     if not features.isfinite().all():
         raise ValueError("features must be finite; some are NaN or infinite.")
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != features.shape[1:2]:
+        raise ValueError(f"labels must be a tensor of integers ({features.shape[1]},), one for each example.")
     if labels.numel() < 4 or int(labels.min()) < 0 or int(labels.bincount().max()) < 4:
         raise ValueError("labels must be class indices from 0, with several examples of a class.")
     return features.detach().float(), labels.to(features.device, torch.int64)

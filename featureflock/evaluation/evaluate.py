@@ -7,39 +7,23 @@ Predictions are cached in the run folders, so that an interrupted evaluation res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
-
 from featureflock.data import DataSet, Splits
-from featureflock.evaluation.cam_cache import (
-    CachedMaps,
-    MapKind,
-    has_convolutions,
-    has_maps,
-    images_to_map,
-    load_maps,
-    store_maps,
-)
+from featureflock.evaluation import cam_cache
+from featureflock.evaluation import predictions as cache
+from featureflock.evaluation.cam_cache import CachedMaps, MapKind
 from featureflock.evaluation.comparison import compare, notes
 from featureflock.evaluation.gallery import Images, MemberVotes, cam_figure, disputed_examples
 from featureflock.evaluation.images import are_images
 from featureflock.evaluation.metrics.registry import summarise
-from featureflock.evaluation.predictions import (
-    Predictions,
-    Predictor,
-    Tick,
-    has_predictions,
-    load_predictions,
-    predict,
-    store_predictions,
-)
-from featureflock.evaluation.results import EvaluationResults, GroupResult, RunResult, TestSetInfo
+from featureflock.evaluation.predictions import Predictor, Tick, load_predictions
+from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
-from featureflock.evaluation.runs import RunGroup, TrainedRun, group_runs, read_run
+from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
 from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, all_test_sets
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
@@ -48,6 +32,8 @@ from featureflock.utils.provenance import provenance
 EvaluationProgress = Callable[[int, int, str], None]
 """Called with the number of examples done, their total, and the current task."""
 Log = Callable[[str], None]
+_Task = tuple[str, int, Callable[[Tick], None]]
+"""Predictions or maps to compute and cache: title, number of examples, function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +45,7 @@ class Evaluation:
     """PNG files by name."""
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredRun:
+class MeasuredRun(NamedTuple):
     """All numbers of a run, and what the images of a report are made from."""
 
     result: RunResult
@@ -81,8 +66,8 @@ class EvaluationPlan:
     """The clean test set first."""
     mapped: dict[MapKind, list[EvaluationSet]]
     """Images whose class activation maps are compared."""
-    titles: dict[str, str] = field(default_factory=dict)
-    """Row titles by run, if they are given."""
+    names: list[str] = field(default_factory=list)
+    """Short name of each run."""
 
 
 def evaluate_runs(
@@ -108,12 +93,10 @@ def evaluate_runs(
         log: called with messages for the user.
     """
     plan = plan_evaluation(folders, protocol, data=data, log=log)
-    plan = replace(plan, titles=dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {})
-    compute_predictions(plan, compute, progress)
+    _compute_predictions(plan, compute, progress)
     log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
-    names = _names(plan.runs)
-    measured = {str(run): measure_run(run, plan, names[str(run)]) for run in plan.runs}
-    return compare_runs(plan, measured, log)
+    measured = {str(run): measure_run(run, plan, name) for run, name in zip(plan.runs, plan.names, strict=True)}
+    return _compare(plan, measured, dict(zip(measured, titles, strict=True)) if titles else {}, log)
 
 
 def cache_predictions(
@@ -124,7 +107,7 @@ def cache_predictions(
     progress: EvaluationProgress = lambda done, total, task: None,
 ) -> None:
     """Compute the predictions and maps that `evaluate_runs` with the same arguments needs, and no metrics."""
-    compute_predictions(plan_evaluation(folders, protocol), compute, progress)
+    _compute_predictions(plan_evaluation(folders, protocol), compute, progress)
 
 
 def plan_evaluation(
@@ -140,46 +123,37 @@ def plan_evaluation(
     runs = [read_run(folder) for folder in folders]
     own = runs[0].data() if data is None else data
     splits = own.load()
-    if data is None:
-        _check_same_test_set(runs, splits)
+    for run in runs[1:] if data is None else []:
+        first, other = runs[0].recipe["data"], run.recipe["data"]
+        if other != first and run.data().load().test.identity() != splits.test.identity():
+            what = "; ".join(recipe_differences(first, other, "data"))
+            raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
     test_sets = all_test_sets(splits, own, protocol, log)
-    mapped = images_to_map(test_sets, protocol) if are_images(splits.test) else {}
-    return EvaluationPlan(runs, splits, own, test_sets, mapped)
-
-
-def compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
-    """Compute and cache the predictions and maps that are missing."""
-    names = _names(plan.runs)
-    tasks = [task for run in plan.runs for task in _missing(Predictor(run, compute), names[str(run)], plan)]
-    total, before, finished, count = sum(task.size for task in tasks), 0, 0, len(tasks)
-    try:
-        while tasks:
-            task = tasks.pop(0)  # frees the ensemble after the last task of its run
-            done = before
-            progress(done, total, task.title)
-
-            def tick(more: int, title: str = task.title) -> None:
-                nonlocal done
-                done += more
-                progress(done, total, title)
-
-            task.run(tick)
-            before, finished = before + task.size, finished + 1  # also counts unreadable examples
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(
-            f"stopped; {finished} of {count} tasks are cached, and the same command resumes from there."
-        ) from interrupt
+    mapped = cam_cache.images_to_map(test_sets, protocol) if are_images(splits.test) else {}
+    return EvaluationPlan(runs, splits, own, test_sets, mapped, _names(runs))
 
 
 def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun:
     """Compute all metrics of a run from its cached predictions. `name` identifies it in the results."""
     clean = load_predictions(run, plan.test_sets[0])
-    maps = {kind: found for kind, sets in plan.mapped.items() if (found := load_maps(run, kind, sets)) is not None}
+    mapped = {kind: cam_cache.load_maps(run, kind, sets) for kind, sets in plan.mapped.items()}
+    maps = {kind: found for kind, found in mapped.items() if found is not None}
+    views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
+    for test_set in plan.test_sets:
+        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set))
+        match test_set.kind:
+            case "view":
+                views[test_set.label] = lazy
+            case "ood":
+                ood[test_set.label] = lazy
+            case "corrupted":
+                corruption, _, severity = test_set.label.rpartition("-")
+                corrupted.setdefault(corruption, {})[severity] = lazy
     predictions = RunPredictions(
         clean=SetPredictions(lambda: (clean.log_probs, clean.labels)),
-        views={s.label: _set_predictions(run, s) for s in plan.test_sets if s.kind == "view"},
-        corrupted=_by_severity({s.label: _set_predictions(run, s) for s in plan.test_sets if s.kind == "corrupted"}),
-        ood={s.label: _set_predictions(run, s) for s in plan.test_sets if s.kind == "ood"},
+        views=views,
+        corrupted=corrupted,
+        ood=ood,
         maps={kind: found.maps for kind, found in maps.items()},
     )
     result = RunResult(
@@ -203,18 +177,62 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
     return MeasuredRun(result, MemberVotes.of(clean), maps.get("clean"))
 
 
-def compare_runs(plan: EvaluationPlan, measured: dict[str, MeasuredRun], log: Log = lambda text: None) -> Evaluation:
-    """Results of runs that have been measured; `measured` is by str(run)."""
-    groups = group_runs(plan.runs, plan.titles)
+def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
+    """Compute and cache the predictions and maps that are missing."""
+    pairs = zip(plan.runs, plan.names, strict=True)
+    tasks = [task for run, name in pairs for task in _missing(Predictor(run, compute), name, plan)]
+    total, before, count = sum(size for _, size, _ in tasks), 0, len(tasks)
+    try:
+        while tasks:
+            title, size, run_task = tasks[0]
+            done = before
+            progress(done, total, title)
+
+            def tick(more: int, title: str = title) -> None:
+                nonlocal done
+                done += more
+                progress(done, total, title)
+
+            run_task(tick)
+            before += size  # also counts unreadable examples
+            del tasks[0], run_task  # frees the ensemble after the last task of its run
+    except KeyboardInterrupt as interrupt:
+        cached = f"{count - len(tasks)} of {count} tasks are cached"
+        raise KeyboardInterrupt(f"stopped; {cached}, and the same command resumes from there.") from interrupt
+
+
+def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Task]:
+    tasks: list[_Task] = []
+    for test_set in plan.test_sets:
+        if not cache.has_predictions(predictor.run, test_set):
+            run = partial(_predict, predictor, test_set)
+            tasks.append((f"{name}: {test_set.name}", len(test_set.positions), run))
+    for kind, chosen in plan.mapped.items():
+        if not cam_cache.has_maps(predictor.run, kind, chosen) and cam_cache.has_convolutions(predictor):
+            run = partial(cam_cache.store_maps, predictor, kind, chosen)
+            tasks.append((f"{name}: maps, {kind}", sum(len(test_set.positions) for test_set in chosen), run))
+    return tasks
+
+
+def _predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick) -> None:
+    cache.store_predictions(predictor.run, test_set, cache.predict(predictor, test_set, tick))
+
+
+def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], log: Log) -> Evaluation:
+    """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
+    groups = group_runs(plan.runs, titles)
     runs = {name: each.result for name, each in measured.items()}
     compared = compare(groups, runs)
     remarks = notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)
-    several = [group for group in groups if measured[str(group.runs[0])].result.members > 1]
-    votes = {group.title: measured[str(group.runs[0])].votes for group in several}
-    disputed, images = disputed_examples(votes, plan.splits.test)
-    figure, drawn = cam_figure(_maps(_baseline_first(several, compared), measured), plan.splits.test)
+    firsts = {group.title: measured[str(group.runs[0])] for group in groups}
+    several = {title: run for title, run in firsts.items() if run.result.members > 1}
+    disputed, images = disputed_examples({title: run.votes for title, run in several.items()}, plan.splits.test)
+    baseline = next((group.baseline for group in compared if group.baseline is not None), None)
+    baseline_first = sorted(several.items(), key=lambda item: item[0] != baseline)
+    maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
+    figure, drawn = cam_figure(maps, plan.splits.test)
     results = EvaluationResults(
         data=type(plan.data).__name__,
         classes=plan.splits.classes,
@@ -232,73 +250,10 @@ def compare_runs(plan: EvaluationPlan, measured: dict[str, MeasuredRun], log: Lo
     return Evaluation(results, images | drawn)
 
 
-def _names(runs: list[TrainedRun]) -> dict[str, str]:
+def _names(runs: list[TrainedRun]) -> list[str]:
     """Short names of runs: the last part of their paths, or as many parts as distinguish them."""
     parts = [run.folder.path.absolute().parts for run in runs]
     depth = 1
     while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
         depth += 1
-    return {str(run): "/".join(part[-depth:]) for run, part in zip(runs, parts, strict=True)}
-
-
-def _check_same_test_set(runs: list[TrainedRun], splits: Splits) -> None:
-    first = runs[0].recipe["data"]
-    for run in runs[1:]:
-        other = run.recipe["data"]
-        if other != first and run.data().load().test.identity() != splits.test.identity():
-            raise ValueError(
-                f"{runs[0]} and {run} have different test sets "
-                f"({'; '.join(recipe_differences(first, other, 'data'))}); evaluate them separately."
-            )
-
-
-class _Task(NamedTuple):
-    """Predictions or maps to compute and cache."""
-
-    title: str
-    size: int
-    """Number of examples."""
-    run: Callable[[Tick], None]
-
-
-def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Task]:
-    tasks = []
-    for test_set in plan.test_sets:
-        if not has_predictions(predictor.run, test_set):
-            run = partial(_predict, predictor, test_set)
-            tasks.append(_Task(f"{name}: {test_set.name}", len(test_set.positions), run))
-    for kind, chosen in plan.mapped.items():
-        if not has_maps(predictor.run, kind, chosen) and has_convolutions(predictor):
-            size = sum(len(test_set.positions) for test_set in chosen)
-            tasks.append(_Task(f"{name}: maps, {kind}", size, partial(store_maps, predictor, kind, chosen)))
-    return tasks
-
-
-def _predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick) -> None:
-    store_predictions(predictor.run, test_set, predict(predictor, test_set, tick))
-
-
-def _set_predictions(run: TrainedRun, test_set: EvaluationSet) -> SetPredictions:
-    def load() -> tuple[Tensor, Tensor]:
-        found: Predictions = load_predictions(run, test_set)
-        return found.log_probs, found.labels
-
-    return SetPredictions(load)
-
-
-def _by_severity(sets: dict[str, SetPredictions]) -> dict[str, dict[str, SetPredictions]]:
-    found: dict[str, dict[str, SetPredictions]] = {}
-    for label, predictions in sets.items():
-        corruption, _, severity = label.rpartition("-")
-        found.setdefault(corruption, {})[severity] = predictions
-    return found
-
-
-def _baseline_first(groups: list[RunGroup], compared: list[GroupResult]) -> list[RunGroup]:
-    baseline = next((group.baseline for group in compared if group.baseline is not None), None)
-    return sorted(groups, key=lambda group: group.title != baseline)
-
-
-def _maps(groups: list[RunGroup], measured: dict[str, MeasuredRun]) -> list[tuple[str, int, CachedMaps]]:
-    found = [(group.title, group.runs[0].seed, measured[str(group.runs[0])].maps) for group in groups]
-    return [(title, seed, maps) for title, seed, maps in found if maps is not None]
+    return ["/".join(part[-depth:]) for part in parts]

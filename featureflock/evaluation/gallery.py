@@ -59,22 +59,20 @@ class MemberVotes(NamedTuple):
 def disputed_examples(
     votes: Mapping[str, MemberVotes], test: Examples, count: int = DISPUTED
 ) -> tuple[list[DisputedExample], Images]:
-    """The examples with the largest mutual information between prediction and member, mean over groups.
+    """The examples of `test` with the largest mutual information between prediction and member, mean over groups.
 
-    Args:
-        votes: by group title, of groups with several members.
-        test: the test set that positions refer to.
-        count: how many examples.
+    `votes` are by group title, of groups with several members.
     """
     if not votes:
         return [], {}
-    positions = _common([each.positions for each in votes.values()])
+    positions, *others = (each.positions for each in votes.values())
+    for other in others:  # an unreadable example may be missing from some
+        positions = positions[torch.isin(positions, other)]
     parts = {title: each.at(positions) for title, each in votes.items()}
     information_b = torch.stack([part.mutual_information for part in parts.values()]).mean(0)
     order = information_b.argsort(descending=True, stable=True)[:count]
     pixels = _pixels(test, positions[order])
-    labels = next(iter(parts.values())).labels
-    examples, images = [], {}
+    labels, examples, images = next(iter(parts.values())).labels, [], {}
     for k, b in enumerate(order.tolist()):
         position, name = int(positions[b]), None
         if pixels is not None:
@@ -91,47 +89,27 @@ def disputed_examples(
 
 
 def cam_figure(maps: Sequence[tuple[str, int, CachedMaps]], test: Examples) -> tuple[CamFigure | None, Images]:
-    """Class activation maps of the first groups, over one image of each of the first classes.
+    """Class activation maps of the first groups, over one image of each of the first classes of `test`.
 
-    Args:
-        maps: title, seed and maps of each group.
-        test: the test set that positions refer to.
+    `maps` are title, seed and maps of each group.
     """
     if not maps:
         return None, {}
     positions = maps[0][2].positions
     shown = [each for each in maps[:CAM_GROUPS] if torch.equal(each[2].positions, positions)]
     labels = test.labels[positions]
-    places = _one_of_each_class(labels)
+    # The first image of each class, then the next images.
+    first = {int(label): place for place, label in reversed(list(enumerate(labels.tolist())))}
+    chosen = [first[label] for label in sorted(first)]
+    places = torch.tensor(list(dict.fromkeys([*chosen[:CAM_IMAGES], *range(len(labels))]))[:CAM_IMAGES])
     pixels = _pixels(test, positions[places])
     if pixels is None:
         return None, {}
     groups = [(f"{title}, seed {seed}", each.maps[:CAM_MEMBERS, places]) for title, seed, each in shown]
-    image = cam_grid(pixels, groups, cell=CAM_CELL)
-    figure = CamFigure(
-        image=CAM_FILE,
-        groups=[title for title, _, _ in shown],
-        labels=labels[places].tolist(),
-        members_shown=max(len(each) for _, each in groups),
-        seeds=[seed for _, seed, _ in shown],
-    )
-    return figure, {CAM_FILE: _png(image.quantize(256))}
-
-
-def _one_of_each_class(labels: Tensor) -> Tensor:
-    """Places of the first example of each class, then of the next examples, up to the number of images."""
-    first = {int(label): place for place, label in reversed(list(enumerate(labels.tolist())))}
-    chosen = [first[label] for label in sorted(first)][:CAM_IMAGES]
-    rest = [place for place in range(len(labels)) if place not in chosen]
-    return torch.tensor([*chosen, *rest[: CAM_IMAGES - len(chosen)]])
-
-
-def _common(many: list[Tensor]) -> Tensor:
-    """Positions in all of the tensors; an unreadable example may be missing from some."""
-    common = many[0]
-    for other in many[1:]:
-        common = common[torch.isin(common, other)]
-    return common
+    titles, seeds, _ = (list(column) for column in zip(*shown, strict=True))
+    members = max(len(each) for _, each in groups)
+    figure = CamFigure(CAM_FILE, titles, labels[places].tolist(), members, seeds)
+    return figure, {CAM_FILE: _png(cam_grid(pixels, groups, cell=CAM_CELL).quantize(256))}
 
 
 def _pixels(test: Examples, positions: Tensor) -> NDArray[np.uint8] | None:

@@ -9,16 +9,15 @@ and that the logits depend on. It is traced during the forward pass, whether mod
 residual network it is the output of the last ReLU, which is not a module there. With pooling and a linear head, w_k is
 the head's weight over hw, and the mean of Σ_k w_k A_k over the pixels is (y_c − bias)/hw.
 
-The paper does not say for which class. The default is the ensemble's prediction, so that all members' maps of an image
-answer the same question. With each member's own prediction, members that disagree get different maps for that reason
-alone.
+The paper does not say for which class. The default is the ensemble's prediction, because with each member's own
+prediction, members that disagree get different maps for that reason alone.
 
 Shapes: n members, B images, C classes, k channels, h × w pixels of a map.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -43,11 +42,7 @@ class Maps(NamedTuple):
 
 
 def class_activation_maps(
-    ens: Ensemble,
-    x: Any,
-    classes: Tensor | Literal["ensemble", "member"] = "ensemble",
-    *,
-    block: Block | None = None,
+    ens: Ensemble, x: Any, classes: Tensor | Literal["ensemble", "member"] = "ensemble", *, block: Block | None = None
 ) -> Maps:
     """Grad-CAM of each member for each image of a batch, always in eval mode.
 
@@ -68,15 +63,18 @@ def class_activation_maps(
         raise ValueError(f'classes must be "ensemble", "member" or a tensor of integers (B,); got {got}.')
     heads = ens.head if isinstance(ens.head, nn.ModuleList) else [ens.head] * len(ens)
     members = [nn.Sequential(*pair) for pair in zip(ens.extractors, heads, strict=True)]
-    with eval_mode(ens), _uncompiled(), torch.inference_mode(False), torch.enable_grad():
+    # Compiled operations cannot be traced. Unless torch._dynamo is imported, there are none.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eval_mode(ens), eager, torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if isinstance(x, Tensor) and x.is_inference() else x
         if isinstance(classes, str) and classes == "ensemble":
-            classes = _ensemble_classes(members, x)
+            with torch.no_grad():
+                logits_nbc = torch.stack([member(x) for member in members])
+            classes = logits_nbc.float().softmax(-1).mean(0).argmax(-1)
         pairs = [_grad_cam(i, member, x, classes, block) for i, member in enumerate(members)]
-    for i, (m_bhw, _) in enumerate(pairs):
-        if m_bhw.shape != pairs[0][0].shape:
-            sizes = [f"{m.shape[-2]} × {m.shape[-1]}" for m in (pairs[0][0], m_bhw)]
-            raise ValueError(f"The members' maps must have one size; member 0 gives {sizes[0]}, member {i} {sizes[1]}.")
+    sizes = [f"{m_bhw.shape[-2]} × {m_bhw.shape[-1]}" for m_bhw, _ in pairs]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"The members' maps must have one size; got {', '.join(sizes)}.")
     return Maps(*(torch.stack(parts) for parts in zip(*pairs, strict=True)))
 
 
@@ -85,8 +83,7 @@ def cam_similarity(maps: Tensor) -> float:
 
     A map of zeros has similarity 0 to all others, so check `empty_fraction` as well.
     """
-    s_nn = cam_similarity_matrix(maps)
-    n = len(s_nn)
+    n = len(s_nn := cam_similarity_matrix(maps))
     if n < 2:
         raise ValueError("Similarity is between pairs of members; there is only one.")
     return (s_nn.sum() - s_nn.trace()).item() / (n * (n - 1))
@@ -109,8 +106,11 @@ def _grad_cam(i: int, member: nn.Module, x: Any, classes: Tensor | str, block: B
     """Maps (B, h, w) and classes (B,) of member i."""
     # Aliases of the weights that require gradients, so that the member's own parameters stay untouched.
     weights = {name: p.detach().requires_grad_() for name, p in member.named_parameters()}
-    with _convolutional_maps() if block is None else _outputs_of(block, member, i) as activations:
-        logits_bc = _checked_logits(functional_call(member, weights, (x,)))
+    activations: list[Tensor] = []
+    with _Tracer(activations) if block is None else _record(block, member, i, activations):
+        logits_bc = functional_call(member, weights, (x,))
+    if logits_bc.ndim != 2:
+        raise ValueError(f"Grad-CAM needs logits (examples, classes) of each member; got {tuple(logits_bc.shape)}.")
     b, c = logits_bc.shape
     c_b = logits_bc.argmax(-1) if isinstance(classes, str) else classes.to(logits_bc.device, torch.int64)
     wrong = c_b[(c_b < 0) | (c_b >= c)]
@@ -127,18 +127,6 @@ def _grad_cam(i: int, member: nn.Module, x: Any, classes: Tensor | str, block: B
     raise ValueError(f"Grad-CAM needs convolutional members; the logits of member {i} do not depend on any {what}.")
 
 
-def _ensemble_classes(members: Iterable[nn.Module], x: Any) -> Tensor:
-    with torch.no_grad():
-        logits_nbc = torch.stack([_checked_logits(member(x)) for member in members])
-    return logits_nbc.float().softmax(-1).mean(0).argmax(-1)
-
-
-def _checked_logits(logits: Tensor) -> Tensor:
-    if logits.ndim != 2:
-        raise ValueError(f"Grad-CAM needs logits (examples, classes) of each member; got {tuple(logits.shape)}.")
-    return logits
-
-
 def checked_maps(maps: Tensor) -> Tensor:
     """Maps (n, B, h, w) in float64; invalid ones raise ValueError."""
     if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.numel() == 0 or not maps.is_floating_point():
@@ -150,49 +138,30 @@ def checked_maps(maps: Tensor) -> Tensor:
     return maps.detach().double()
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Disable compiled code, whose operations cannot be traced. Unless torch._dynamo is imported, there is none."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def _outputs_of(block: Block, member: nn.Module, i: int) -> Iterator[list[Tensor]]:
-    """Outputs of a module, call by call."""
+def _record(block: Block, member: nn.Module, i: int, activations: list[Tensor]) -> AbstractContextManager[Any]:
+    """Append the outputs of a module to `activations`, call by call."""
     module = block(member[0])  # type: ignore[index]
     if not isinstance(module, nn.Module):
         raise ValueError(f"block must return a submodule of the extractor; for member {i} it returned {module!r}.")
-    found: list[Tensor] = []
 
     def store(_: nn.Module, args: Any, out: Any) -> Tensor:
         if not isinstance(out, Tensor) or out.ndim != 4:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"The block must output (B, channels, height, width); that of member {i} outputs {got}.")
-        found.append(out)
+        activations.append(out)
         return out.clone()  # later operations may be in place
 
-    handle = module.register_forward_hook(store)
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _convolutional_maps() -> Iterator[list[Tensor]]:
-    """Outputs of convolutions and the 4-dimensional tensors computed from them, in the order of computation."""
-    with _Tracer() as tracer:
-        yield tracer.activations
+    return module.register_forward_hook(store)
 
 
 class _Tracer(TorchFunctionMode):
-    """Records activations that derive from a convolution."""
+    """Records outputs of convolutions and the 4-dimensional tensors computed from them, in order."""
 
     convolutions = frozenset({F.conv2d, F.conv_transpose2d, torch.convolution})
 
-    def __init__(self) -> None:
+    def __init__(self, activations: list[Tensor]) -> None:
         super().__init__()
-        self.activations: list[Tensor] = []
-        self._ids: set[int] = set()  # ids of the activations, which the list keeps alive
+        self.activations, self._ids = activations, set[int]()  # the list keeps tensors alive, so ids stay unique
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -204,9 +173,7 @@ class _Tracer(TorchFunctionMode):
         return out
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, tuple | list | dict):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _leaves(part)
-    else:
-        yield tree
+def _leaves(tree: Any) -> list[Any]:
+    if not isinstance(tree, tuple | list | dict):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in _leaves(part)]

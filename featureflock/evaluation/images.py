@@ -21,24 +21,20 @@ _SMALL, _ENLARGED = 24, 32
 
 def are_images(examples: Examples) -> bool:
     """Whether the inputs are grey or colour images, as bytes or read from files."""
-    if isinstance(examples, TensorExamples) and examples.x.dtype != torch.uint8:
-        return False
-    shape = examples.shape
-    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 1
+    shape, numbers = examples.shape, isinstance(examples, TensorExamples) and examples.x.dtype != torch.uint8
+    return not numbers and len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 1
 
 
 def displayable(examples: Examples) -> Bytes:
     """All examples as RGB images. Values without a known range are stretched, each image separately."""
     if are_images(examples) and isinstance(examples, TensorExamples):
         return to_rgb(examples.x, examples.white)
-    order = [torch.arange(len(examples))]
-    x = torch.cat([batch.x for batch in examples.batches(order, torch.device("cpu"))]).float()
+    (batch,) = examples.batches([torch.arange(len(examples))], torch.device("cpu"))
+    x = batch.x.float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"Inputs of shape {tuple(x.shape[1:])} are not images and cannot be displayed.")
-    if isinstance(examples, StreamedExamples) and examples.normalisation is not None:
-        normalisation = examples.normalisation
-        mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (normalisation.mean, normalisation.std))
-        x = x * std + mean
+    if isinstance(examples, StreamedExamples) and (scale := examples.normalisation) is not None:
+        x = x * torch.tensor(scale.std).view(-1, 1, 1) + torch.tensor(scale.mean).view(-1, 1, 1)
     elif x.min() >= 0 and x.max() <= 1:
         x = 255 * x
     else:
@@ -53,18 +49,13 @@ def transformed(examples: TensorExamples, transform: Callable[[Bytes], Bytes]) -
     factor = 1 if min(rgb.shape[1:3]) >= _SMALL else -(-_ENLARGED // min(rgb.shape[1:3]))
     large = np.ascontiguousarray(rgb.repeat(factor, 1).repeat(factor, 2))
     x = torch.from_numpy(np.ascontiguousarray(transform(large))).permute(0, 3, 1, 2)
-    if examples.shape[0] == 1:
-        x = x[:, 1:2]
-    if factor > 1:
-        x = F.avg_pool2d(x.float(), factor)
-    if examples.white != 255:
-        x = x.float() * (examples.white / 255)
+    x = x[:, 1:2] if examples.shape[0] == 1 else x
+    x = F.avg_pool2d(x.float(), factor) if factor > 1 else x
+    x = x if examples.white == 255 else x.float() * (examples.white / 255)
     return TensorExamples(x, examples.labels, normalisation=examples.normalisation, white=examples.white)
 
 
 def to_rgb(x: Tensor, white: int) -> Bytes:
     """Images (B, C, H, W) with bytes from 0 to `white`, as RGB."""
-    x = x.cpu()
-    if white != 255:
-        x = (x.float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)
+    x = x.cpu() if white == 255 else (x.cpu().float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)
     return x.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()

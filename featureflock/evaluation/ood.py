@@ -43,25 +43,20 @@ def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> Ou
     """Detection of OOD inputs, from members' probabilities (n, B, C) on in-distribution and on OOD inputs."""
     inside, outside = _uncertainties(member_probs_in), _uncertainties(member_probs_out)
     if member_probs_in.shape[::2] != member_probs_out.shape[::2]:
-        raise ValueError(
-            "Both sets must be of the same members and classes, (members, examples, classes); got "
-            f"{tuple(member_probs_in.shape)} and {tuple(member_probs_out.shape)}."
-        )
+        shapes = f"{tuple(member_probs_in.shape)} and {tuple(member_probs_out.shape)}"
+        raise ValueError(f"Both sets must be of the same members and classes; got {shapes}.")
     return OutOfDistribution(*(detection(u_in, u_out) for u_in, u_out in zip(inside, outside, strict=True)))
 
 
 def detection(inside: Tensor, outside: Tensor) -> Detection:
     """AUROC, AUPR and FPR95 of any uncertainty (B,) on in-distribution (`inside`) and OOD (`outside`) inputs."""
     for name, x in (("inside", inside), ("outside", outside)):
-        if not isinstance(x, Tensor):
-            raise ValueError(f"{name} must be a tensor of numbers; got {type(x).__name__}.")
-        if x.dim() != 1 or not len(x) or x.isnan().any():
-            raise ValueError(f"{name} must be a non-empty vector of numbers; got shape {tuple(x.shape)} or NaN.")
+        if not isinstance(x, Tensor) or x.dim() != 1 or not len(x) or x.isnan().any():
+            raise ValueError(f"{name} must be a tensor of numbers (B,), not empty and without NaN.")
     values, place = torch.cat([inside, outside]).detach().double().unique(return_inverse=True)
     sides = place.split([len(inside), len(outside)])
-    fp, tp = (
-        torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides
-    )  # thresholds from high to low
+    # Thresholds from high to low.
+    fp, tp = (torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides)
     fpr, tpr = fp.double() / len(inside), tp.double() / len(outside)
     zero = fpr.new_zeros(1)
     auroc = torch.trapezoid(torch.cat([zero, tpr]), torch.cat([zero, fpr]))

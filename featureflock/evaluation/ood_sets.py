@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.data import EpochKey, ExampleReader, Stream, StreamedExamples, TensorExamples
-from featureflock.data.image_files import ImageFiles
+from featureflock.data.image_files import ImageFiles, read_classes
+from featureflock.data.sources.cache import load
+from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.evaluation.images import Bytes, to_rgb
 
+NOISE = "noise"
 _GREY = (0.299, 0.587, 0.114)
 
 
@@ -27,16 +30,8 @@ class OODImages(ExampleReader):
     """Changes whenever the images change."""
     shape: tuple[int, ...]
     """(C, H, W) that the network expects."""
-    white: int
+    white: int = 255
     """Value of white in the data set."""
-
-    @classmethod
-    def like(
-        cls, test: TensorExamples | StreamedExamples, image: Callable[[int], Bytes], count: int, source: str
-    ) -> Self:
-        """A reader in the format of a test set."""
-        white = test.white if isinstance(test, TensorExamples) else 255
-        return cls(image, count, source, test.shape, white)
 
     def read(self, index: int, key: EpochKey | None) -> Tensor:
         x = torch.from_numpy(np.array(self.image(index))).permute(2, 0, 1).float()
@@ -57,34 +52,24 @@ class OODImages(ExampleReader):
         return f"{self.source} {self.shape} {self.white}"
 
 
-@dataclass(frozen=True)
-class NoiseImages:
-    """Uniform noise: every byte is equally likely."""
+def ood_images(name: str, test: TensorExamples | StreamedExamples, count: int) -> tuple[str, OODImages]:
+    """The label and the reader of an OOD set: `count` images of uniform noise, a published data set, or a folder."""
+    shape, folder = test.shape, Path(name).expanduser()
+    white = test.white if isinstance(test, TensorExamples) else 255
 
-    shape: tuple[int, ...]
+    def noise(index: int) -> Bytes:
+        return np.random.default_rng((Stream.OOD_NOISE, index)).integers(0, 256, (*shape[1:], 3), dtype=np.uint8)
 
-    def __call__(self, index: int) -> Bytes:
-        noise: Bytes = np.random.default_rng((Stream.OOD_NOISE, index)).integers(0, 256, self.shape, dtype=np.uint8)
-        return noise
+    def file(index: int) -> Bytes:
+        return files.read(index, None).permute(1, 2, 0).numpy()
 
-
-@dataclass(frozen=True, eq=False)
-class ArrayImages:
-    """Images of a published data set, bytes (N, C, H, W)."""
-
-    x: Tensor
-
-    def __call__(self, index: int) -> Bytes:
-        image: Bytes = to_rgb(self.x[index : index + 1], 255)[0]
-        return image
-
-
-@dataclass(frozen=True)
-class FolderImages:
-    """Image files of a folder, each cropped to its central square."""
-
-    files: ImageFiles
-
-    def __call__(self, index: int) -> Bytes:
-        image: Bytes = self.files.read(index, None).permute(1, 2, 0).numpy()
-        return image
+    if name == NOISE:
+        return name, OODImages(noise, count, f"noise {shape}", shape, white)
+    if name in PUBLISHED_SETS:
+        x, digest = (arrays := load(name)).test_x, arrays.digest
+        return name, OODImages(lambda index: to_rgb(x[index : index + 1], 255)[0], len(x), digest, shape, white)
+    if folder.is_dir():
+        files = read_classes(folder, [""], size=max(shape[1:]), workers=0, margin=1.0).reader
+        assert isinstance(files, ImageFiles)
+        return folder.resolve().name, OODImages(file, len(files.paths), files.identity(), shape, white)
+    raise ValueError(f"No OOD set {name!r}: give {NOISE}, one of {', '.join(PUBLISHED_SETS)}, or a folder.")

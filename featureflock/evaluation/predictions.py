@@ -11,7 +11,7 @@ Shapes: n members, B examples, C classes.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import NamedTuple
 
 import safetensors
@@ -29,6 +29,8 @@ from featureflock.utils.files import clear_partials, write_atomically
 
 _FORMAT = "featureflock predictions 1"
 _BATCH = 256
+_VERIFIED: set[tuple[str, int, int, int]] = set()
+"""Path, inode, size and time of files whose content matched their digest in this process."""
 
 Tick = Callable[[int], None]
 """Called with the number of examples just done."""
@@ -56,25 +58,23 @@ class Predictor:
     """A run's ensemble, loaded when it is first needed."""
 
     def __init__(self, run: TrainedRun, compute: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
-        self.run, self._config = run, compute
-        self._ens = ens
-        self._compute: ResolvedCompute | None = None
+        self.run, self._config, self._ens = run, compute, ens
+
+    @cached_property
+    def _loaded(self) -> tuple[Ensemble, ResolvedCompute]:
+        ens = self.run.load_ensemble() if self._ens is None else self._ens
+        compute = resolve_compute(self._config, self.run.recipe["precision"], ens, lambda: 0.0)
+        return compute.prepare(ens).eval(), compute
 
     @property
     def ensemble(self) -> Ensemble:
         """The ensemble in eval mode, on the device."""
-        self.compute  # noqa: B018 — prepares it
-        assert self._ens is not None
-        return self._ens
+        return self._loaded[0]
 
     @property
     def compute(self) -> ResolvedCompute:
         """Device, precision and memory format, resolved for this ensemble."""
-        if self._compute is None:
-            ens = self.run.load_ensemble() if self._ens is None else self._ens
-            self._compute = resolve_compute(self._config, self.run.recipe["precision"], ens, lambda: 0.0)
-            self._ens = self._compute.prepare(ens).eval()
-        return self._compute
+        return self._loaded[1]
 
     @torch.no_grad()
     def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
@@ -133,23 +133,22 @@ def write_cache(run: TrainedRun, name: str, identity: str, tensors: dict[str, Te
         metadata = _metadata(run, identity) | {"sha256": _digest(tensors)}
         write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, metadata))
     except OSError as error:
-        raise OSError(
-            f"{folder} could not be written to ({error.strerror or error}); earlier files in it are intact. Free some "
-            "space or change its permissions, then run the same command again."
-        ) from error
+        help = "Free some space or change its permissions, then run the same command again."
+        raise OSError(f"{folder} could not be written to: {error.strerror or error}. {help}") from error
 
 
 def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
     """Tensors of a cache file; None if it is missing, damaged, or belongs to other weights or another test set."""
     path = run.folder.predictions / f"{name}.safetensors"
     try:
-        version = _file_version(path)
+        stat = path.stat()
+        version = str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            digest = metadata.pop("sha256", None)  # missing in files of older versions
+            digest = metadata.pop("sha256", "")
             if metadata != _metadata(run, identity):
                 return None
-            if digest is not None and version not in _VERIFIED:
+            if version not in _VERIFIED:
                 if digest != _digest({each: file.get_tensor(each) for each in file.keys()}):  # noqa: SIM118
                     return None
                 _VERIFIED.add(version)
@@ -166,16 +165,6 @@ def readable_batches(examples: Examples, size: int, device: torch.device) -> Ite
             one_by_one = examples.batches([position[None] for position in positions], torch.device("cpu"))
             positions = positions[torch.tensor([len(one.y) > 0 for one in one_by_one])]
         yield positions, batch
-
-
-_FileVersion = tuple[str, int, int, int]
-_VERIFIED: set[_FileVersion] = set()
-"""Files whose content matched their digest in this process."""
-
-
-def _file_version(path: Path) -> _FileVersion:
-    stat = path.stat()
-    return str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _metadata(run: TrainedRun, identity: str) -> dict[str, str]:

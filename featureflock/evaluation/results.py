@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
@@ -123,7 +123,6 @@ class RunResult:
     training: dict[str, Any] = field(default_factory=dict)
     """result.json of the run."""
     curves: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per epoch."""
     recipe: dict[str, Any] = field(default_factory=dict)
     environment: list[dict[str, Any]] = field(default_factory=list)
 
@@ -141,7 +140,6 @@ class GroupResult:
     method: str
     members: int
     runs: list[str]
-    """Names of the runs."""
     seeds: list[int]
     metrics: dict[str, SeedMean]
     baseline: str | None = None
@@ -153,7 +151,6 @@ class GroupResult:
     temperature_at_bound: bool = False
     """Whether some run's temperature on the clean test set is at its bound; its calibrated NLL is not reliable then."""
     corrupted_temperature_at_bound: bool = False
-    """The same for some corrupted test set."""
 
 
 @dataclass(frozen=True)
@@ -191,13 +188,11 @@ class CamFigure:
     image: str
     """PNG file in images/ beside results.json."""
     groups: list[str]
-    """Titles of the groups."""
     labels: list[int]
-    """Classes of the images."""
     members_shown: int
     """Of groups with more members, only the first ones are shown."""
     seeds: list[int] = field(default_factory=list)
-    """Seed of the run shown of each group."""
+    """Of the run shown of each group."""
 
 
 @dataclass(frozen=True)
@@ -221,22 +216,15 @@ class EvaluationResults:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse."""
-        result = to_json(self, tag=False)
-        assert isinstance(result, dict)
-        return result
+        return cast("dict[str, Any]", to_json(self, tag=False))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "EvaluationResults":
         """Results from parsed JSON; another schema version is refused."""
         version = value.get("schema_version") if isinstance(value, Mapping) else None
         if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"These results have schema version {version}, and this version of featureflock reads "
-                f"{SCHEMA_VERSION}; evaluate the runs again."
-            )
-        results = from_json(cls, dict(value), where="results")
-        assert isinstance(results, cls)
-        return results
+            raise ValueError(f"This is schema version {version}, not {SCHEMA_VERSION}; evaluate the runs again.")
+        return cast("EvaluationResults", from_json(cls, dict(value), where="results"))
 
     @classmethod
     def read(cls, path: Path) -> "EvaluationResults":

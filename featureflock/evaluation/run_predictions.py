@@ -10,41 +10,21 @@ Shapes: n members, B examples, C classes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from featureflock.evaluation import results as schema
+from featureflock.evaluation import views as view_metrics
 from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
 from featureflock.evaluation.diversity import member_diversity
 from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
-from featureflock.evaluation.metrics.classification import (
-    Reliability,
-    average,
-    mean_scores,
-    member_accuracy,
-    reliability,
-    risk_coverage,
-    scores,
-)
-from featureflock.evaluation.metrics.classification import Scores as ScoreTuple
+from featureflock.evaluation.metrics import classification as metrics
+from featureflock.evaluation.metrics.classification import average, mean_scores
 from featureflock.evaluation.ood import out_of_distribution
-from featureflock.evaluation.results import (
-    CleanDetails,
-    MapSimilarity,
-    ReliabilityCurve,
-    Scores,
-    SingleViewScores,
-    TestSetScores,
-    ViewResults,
-)
-from featureflock.evaluation.views import (
-    covered_views,
-    first_view_fraction,
-    view_difference_by_input,
-    view_difference_on_average,
-)
+from featureflock.evaluation.results import Scores, TestSetScores, ViewResults
 
 SUBSETS_PER_SIZE = 5
 """Sub-ensembles that are averaged for each size."""
@@ -52,15 +32,12 @@ CURVE_POINTS = 50
 """Points of a risk-coverage curve."""
 
 
+@dataclass(eq=False)
 class SetPredictions:
-    """Predictions on one test set.
+    """Predictions on one test set."""
 
-    Args:
-        load: returns log-probabilities (n, B, C) and labels (B,).
-    """
-
-    def __init__(self, load: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        self.load = load
+    load: Callable[[], tuple[Tensor, Tensor]]
+    """Returns log-probabilities (n, B, C) and labels (B,)."""
 
     @property
     def log_probs(self) -> Tensor:
@@ -77,13 +54,8 @@ class SetPredictions:
         """Scores of the ensemble, raw and after temperature scaling with test-time cross-validation."""
         log_probs, labels = self.load()
         log_p = average(log_probs)
-        found = calibrated(log_p, labels)
-        return TestSetScores(
-            calibrated=found.scores._asdict(),
-            raw=scores(log_p, labels)._asdict(),
-            temperatures=list(found.temperatures),
-            examples=len(labels),
-        )
+        scaled, raw = calibrated(log_p, labels), metrics.scores(log_p, labels)
+        return TestSetScores(scaled.scores._asdict(), raw._asdict(), list(scaled.temperatures), len(labels))
 
 
 @dataclass(eq=False)
@@ -113,26 +85,20 @@ class RunPredictions:
     def corrupted_mean(self) -> dict[str, Scores]:
         """raw and calibrated, mean over all corrupted test sets; empty if there are none."""
         sets = [part for by_severity in self.corrupted_scores.values() for part in by_severity.values()]
-        if not sets:
-            return {}
-        return {
-            "calibrated": mean_scores([ScoreTuple(**part.calibrated) for part in sets])._asdict(),
-            "raw": mean_scores([ScoreTuple(**part.raw) for part in sets])._asdict(),
-        }
+        kinds = ("calibrated", "raw") if sets else ()
+        return {k: mean_scores([metrics.Scores(**getattr(part, k)) for part in sets])._asdict() for k in kinds}
 
     @cached_property
-    def details(self) -> CleanDetails:
+    def details(self) -> schema.CleanDetails:
         """What is computed on the clean test set only."""
         log_probs, y = self.clean.load()
         log_p, probs = average(log_probs), log_probs.double().exp()
         temperature = fit_temperature(log_p, y)
-        return CleanDetails(
+        kinds = {"raw": log_p.exp(), "calibrated": tempered(log_p, temperature).exp()}
+        return schema.CleanDetails(
             temperature=temperature,
-            member_accuracy=member_accuracy(probs, y),
-            reliability={
-                "raw": _curve(reliability(log_p.exp(), y)),
-                "calibrated": _curve(reliability(tempered(log_p, temperature).exp(), y)),
-            },
+            member_accuracy=metrics.member_accuracy(probs, y),
+            reliability={kind: _curve(metrics.reliability(p, y)) for kind, p in kinds.items()},
             risk_coverage=_risk_coverage(log_p.exp(), y),
             by_size=_by_size(log_probs, y, self.clean.scores),
             diversity=member_diversity(probs)._asdict() if len(probs) > 1 else {},
@@ -144,45 +110,38 @@ class RunPredictions:
         if not self.views:
             return None
         loaded = {name: part.load() for name, part in self.views.items()}
-        only = {
-            name: SingleViewScores(
-                raw=scores(average(log_probs), y)._asdict(),
-                member_accuracy=member_accuracy(log_probs.double().exp(), y),
-            )
-            for name, (log_probs, y) in loaded.items()
-        }
-        log_probs, classes = self.clean.log_probs, self.clean.log_probs.shape[-1]
+        only = {}
+        for name, (log_probs, y) in loaded.items():
+            accuracies = metrics.member_accuracy(log_probs.double().exp(), y)
+            only[name] = schema.SingleViewScores(metrics.scores(average(log_probs), y)._asdict(), accuracies)
+        full = self.clean.log_probs
         by_view = [part.member_accuracy for part in only.values()]
-        covered = covered_views(self.details.member_accuracy, by_view, classes)
+        covered = view_metrics.covered_views(self.details.member_accuracy, by_view, full.shape[-1])
+        results = ViewResults(only, 1 / full.shape[-1], covered)
         if len(only) != 2:
-            return ViewResults(only, 1 / classes, covered)
-        fraction_nb = first_view_fraction(log_probs, *(part for part, _ in loaded.values()))
-        return ViewResults(
-            only,
-            1 / classes,
-            covered,
+            return results
+        fraction_nb = view_metrics.first_view_fraction(full, *(log_probs for log_probs, _ in loaded.values()))
+        return replace(
+            results,
             member_share=fraction_nb.mean(1).tolist(),
-            difference_by_input=view_difference_by_input(fraction_nb),
-            difference_on_average=view_difference_on_average(fraction_nb),
+            difference_by_input=view_metrics.view_difference_by_input(fraction_nb),
+            difference_on_average=view_metrics.view_difference_on_average(fraction_nb),
         )
 
     @cached_property
     def ood_detection(self) -> dict[str, dict[str, dict[str, float]]]:
         """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""
-        if not self.ood:
-            return {}
-        clean = self.clean.log_probs.double().exp()
-        detections = {name: out_of_distribution(clean, s.log_probs.double().exp()) for name, s in self.ood.items()}
-        return {
-            name: {measure: part._asdict() for measure, part in found._asdict().items()}
-            for name, found in detections.items()
-        }
+        clean, results = self.clean.log_probs.double().exp(), {}
+        for name, predictions in self.ood.items():
+            found = out_of_distribution(clean, predictions.log_probs.double().exp())
+            results[name] = {measure: part._asdict() for measure, part in found._asdict().items()}
+        return results
 
     @cached_property
-    def map_similarity(self) -> dict[str, MapSimilarity]:
+    def map_similarity(self) -> dict[str, schema.MapSimilarity]:
         """By kind of test set; empty for one member."""
         return {
-            kind: MapSimilarity(cam_similarity(maps), empty_fraction(maps), maps.shape[1])
+            kind: schema.MapSimilarity(cam_similarity(maps), empty_fraction(maps), maps.shape[1])
             for kind, maps in self.maps.items()
             if len(maps) > 1
         }
@@ -190,9 +149,8 @@ class RunPredictions:
 
 def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, Scores]:
     """Calibrated scores of sub-ensembles of neighbouring members in a circle, mean over up to 5 starting points."""
-    n = len(log_probs_nbc)
+    n, sizes = len(log_probs_nbc), {}
     starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
-    sizes = {}
     for size in range(1, n):
         subsets = ([(start + i) % n for i in range(size)] for start in starts)
         found = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
@@ -202,12 +160,12 @@ def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) 
 
 def _risk_coverage(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
     """The curve at evenly spaced points."""
-    curve = risk_coverage(probs, labels)
+    curve = metrics.risk_coverage(probs, labels)
     points = torch.linspace(0, len(labels) - 1, min(CURVE_POINTS, len(labels))).round().long()
     return {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()}
 
 
-def _curve(r: Reliability) -> ReliabilityCurve:
+def _curve(r: metrics.Reliability) -> schema.ReliabilityCurve:
     """As lists; NaN, for empty bins, becomes None, because JSON has no NaN."""
     confidence, accuracy = ([None if x != x else x for x in part.tolist()] for part in (r.confidence, r.accuracy))
-    return ReliabilityCurve(r.edges.tolist(), r.count.tolist(), confidence, accuracy)
+    return schema.ReliabilityCurve(r.edges.tolist(), r.count.tolist(), confidence, accuracy)

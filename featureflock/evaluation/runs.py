@@ -50,14 +50,12 @@ class TrainedRun:
         try:
             return data_set_from_json(self.recipe["data"])
         except UnregisteredComponentError as error:
-            raise ValueError(
-                f"{self} was trained on custom data ({self.recipe['data']['class']}), which its folder does not "
-                "contain; call featureflock.evaluation.evaluate_runs from Python with data=… instead."
-            ) from error
+            what = (
+                f"{self} was trained on custom data ({self.recipe['data']['class']}), which its folder does not contain"
+            )
+            raise ValueError(f"{what}; call featureflock.evaluation.evaluate_runs with data=… instead.") from error
 
 
-_METHOD_FIELDS = ("method", "members")
-"""Recipe fields that belong to the method itself."""
 _FREE_FIELDS = ("seed", "data.folder", "data.workers")
 """Recipe fields in which runs of one group may differ."""
 
@@ -101,8 +99,7 @@ def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = No
     by_recipe: dict[str, list[TrainedRun]] = {}
     for run in runs:
         group = by_recipe.setdefault(json.dumps(_fields(run), sort_keys=True), [])
-        twin = next((other for other in group if other.seed == run.seed), None)
-        if twin is not None:
+        if (twin := next((other for other in group if other.seed == run.seed), None)) is not None:
             raise ValueError(f"{twin} and {run} have the same recipe and seed; give only one of them.")
         group.append(run)
     groups = list(by_recipe.values())
@@ -114,31 +111,24 @@ def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = No
 
 def differing_fields(run: TrainedRun, other: TrainedRun) -> list[str]:
     """Recipe fields in which two runs differ, besides the method, the number of members and the seed."""
-    ours, theirs = (
-        {k: v for k, v in _fields(r).items() if k.split(".")[0] not in _METHOD_FIELDS} for r in (run, other)
-    )
-    return [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    ours, theirs = _fields(run), _fields(other)
+    keys = [key for key in {**ours, **theirs} if key.split(".")[0] not in ("method", "members")]
+    return [key for key in keys if ours.get(key) != theirs.get(key)]
 
 
 def flatten(value: Any, name: str = "") -> list[tuple[str, Any]]:
     """A recipe as pairs: [("method", "FeatureWGD"), ("method.prior.precision", 0.001), …]."""
     if not isinstance(value, dict):
         return [(name, value)]
-    return [
-        pair
-        for key, part in value.items()
-        for pair in flatten(part, (name if key == "class" else f"{name}.{key}").removeprefix("."))
-    ]
+    names = {key: (name if key == "class" else f"{name}.{key}").removeprefix(".") for key in value}
+    return [pair for key, part in value.items() for pair in flatten(part, names[key])]
 
 
 def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
-    same_method = [_fields(other) for other in others if other.method == run.method]
-    own = _fields(run)
+    own, same_method = _fields(run), [_fields(other) for other in others if other.method == run.method]
     differing = [key for key in own if any(fields.get(key) != own[key] for fields in same_method)]
-    if not differing:
-        return run.method
     words = [f"{key.removeprefix('method.').replace('.', ' ').replace('_', ' ')} {own[key]}" for key in differing]
-    return f"{run.method} ({', '.join(words)})"
+    return f"{run.method} ({', '.join(words)})" if words else run.method
 
 
 def _fields(run: TrainedRun) -> dict[str, Any]:

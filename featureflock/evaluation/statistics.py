@@ -6,11 +6,10 @@
 Runs of one seed start from the same initial weights and see the data in the same order, so the difference cancels what
 they share. The interval is Student's, at 95 %, and needs at least two seeds.
 
-There is no interval where all differences are equal, to rounding. A metric on a finite test set takes few values (an
-accuracy on B examples is a multiple of 1/B), so equal differences do not show that there is no noise, only that it is
-below the resolution of the metric: s_d = 0 would give an interval of width zero, which covers the true mean almost
-never. A difference is called significant if its interval excludes 0 and there are at least 3 seeds: two differences
-agree in sign by chance half of the time.
+There is no interval where all differences are equal, to rounding: noise may be below the resolution of the metric (an
+accuracy on B examples is a multiple of 1/B), and an interval of width zero almost never covers the true mean. A
+difference is called significant if its interval excludes 0 and there are at least 3 seeds: two differences agree in
+sign by chance half of the time.
 """
 
 import math
@@ -78,10 +77,9 @@ def paired_differences(
     ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
 ) -> dict[str, PairedDifference]:
     """The paired difference of every metric that all runs have; both arguments by seed, then by metric."""
-    summaries = [*ours.values(), *theirs.values()]
-    keys = [key for key in summaries[0] if all(key in summary for summary in summaries)]
-    found = {
-        key: paired_difference({s: v[key] for s, v in ours.items()}, {s: v[key] for s, v in theirs.items()})
-        for key in keys
-    }
-    return {key: difference for key, difference in found.items() if difference is not None}
+    summaries, found = [*ours.values(), *theirs.values()], {}
+    for key in [key for key in summaries[0] if all(key in summary for summary in summaries)]:
+        pair = ({seed: summary[key] for seed, summary in each.items()} for each in (ours, theirs))
+        if (difference := paired_difference(*pair)) is not None:
+            found[key] = difference
+    return found

@@ -11,29 +11,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featureflock.corruptions import (
-    CORRUPTIONS,
-    SEVERITIES,
-    check_corruption,
-    corrupt,
-    frost_source,
-    open_set,
-    read_imagenet_c,
-)
-from featureflock.corruptions.files import CorruptedSet, read_manifest
+from featureflock.corruptions import CORRUPTIONS, SEVERITIES, CorruptedSet, check_corruption, corrupt, open_set
+from featureflock.corruptions.files import read_imagenet_c, read_manifest
+from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.generate import ALGORITHM
-from featureflock.data import DataSet, Examples, Splits, Stream, StreamedExamples, TensorExamples, View, only_view
+from featureflock.data import DataSet, Examples, Splits, Stream, StreamedExamples, TensorExamples, only_view
 from featureflock.data.examples import stratified_split
-from featureflock.data.image_files import ImageFiles, read_classes
-from featureflock.data.sources.cache import cache_folder, load, look_up
+from featureflock.data.sources.cache import cache_folder, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.evaluation.images import are_images, transformed
-from featureflock.evaluation.ood_sets import ArrayImages, FolderImages, NoiseImages, OODImages
+from featureflock.evaluation.ood_sets import NOISE, ood_images
 
 Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
 Log = Callable[[str], None]
 
-NOISE = "noise"
 _SEED = 0
 """Seed of the choice of examples, and of corruptions generated during the evaluation."""
 _MAX_OOD = 10_000
@@ -53,23 +44,20 @@ class EvaluationProtocol:
     """Number of examples of each corrupted test set; by default as many as of the clean one."""
     corrupted: Path | None = None
     """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default the files
-    that `featureflock data corrupt` stored in the cache; without them, corruptions are generated during the
-    evaluation."""
+    that `featureflock data corrupt` stored in the cache; without them, corruptions are generated on the fly."""
     ood: tuple[str, ...] | None = None
     """Out-of-distribution sets: noise, the name of a data set, or a folder of images; up to 10,000 inputs of each. By
     default noise and the data sets in the cache. Give the flag without a value for none."""
     maps: int = 500
-    """Number of images whose class activation maps are compared, of the clean test set and of all corrupted ones
-    together; 0 for none."""
+    """Number of clean images whose class activation maps are compared, and of corrupted ones; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
             check_corruption(name)
-        wrong = [severity for severity in self.severities if severity not in SEVERITIES]
-        if wrong:
-            raise ValueError(f"severities must be among 1 to 5; got {wrong[0]}.")
-        for name in ("examples", "corrupted_examples"):
-            count = getattr(self, name)
+        for severity in self.severities:
+            if severity not in SEVERITIES:
+                raise ValueError(f"severities must be among 1 to 5; got {severity}.")
+        for name, count in (("examples", self.examples), ("corrupted_examples", self.corrupted_examples)):
             if count is not None and count < 2:
                 raise ValueError(f"{name} must be at least 2, so that temperatures can be fitted; got {count}.")
         if self.maps < 0:
@@ -121,23 +109,20 @@ def clean(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -
 
 def validation(splits: Splits) -> EvaluationSet | None:
     """The examples held out of training; None if there are none."""
-    examples = splits.validation
-    if examples is None:
+    if (held_out := splits.validation) is None:
         return None
-    positions = torch.arange(len(examples))
-    return EvaluationSet("validation", "validation", examples.identity(), positions, examples.select)
+    return EvaluationSet("validation", "validation", held_out.identity(), _choose(held_out, None), held_out.select)
 
 
 def single_views(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -> Iterator[EvaluationSet]:
     """For each view of the data, the clean test set with everything else blank."""
     test = splits.test
-    if not splits.views:
-        return
-    if not isinstance(test, TensorExamples) or len(test.shape) != 3:
-        raise ValueError("Views must be parts of images (C, H, W) held in memory.")
     for view in splits.views:
-        positions, load = _choose(test, protocol.examples), partial(_only_view, test, view)
-        yield EvaluationSet("view", view.name, f"{test.identity()} {view}", positions, load)
+        if not isinstance(test, TensorExamples) or len(test.shape) != 3:
+            raise ValueError("Views must be parts of images (C, H, W) held in memory.")
+        identity, positions = f"{test.identity()} {view}", _choose(test, protocol.examples)
+        load = partial(lambda view, positions: only_view(test.select(positions), view), view)
+        yield EvaluationSet("view", view.name, identity, positions, load)
 
 
 def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: Log) -> Iterator[EvaluationSet]:
@@ -162,19 +147,18 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
             raise ValueError(f"{protocol.corrupted / 'labels.npy'} does not match the labels of the test set.")
     generated: list[str] = []
     for corruption, severity in wanted:
-        label = f"{corruption}-{severity}"
         source = next((s for s in stored if corruption in s.corruptions and severity in s.severities), None)
         if source is not None:
-            identity = f"{digest} {_stored_identity(source, corruption, severity)}"
+            identity = _stored_identity(source, corruption, severity)
             note = f"Corrupted images: {source.source}."
-            load_images = partial(_load_stored, source, corruption, severity, test)
+            load = partial(_load_stored, source, corruption, severity, test)
         else:
             generated.append(corruption)
             origin = frost_source() if corruption == "frost" else ""
-            identity = f"{digest} {_identity(corruption, severity, _SEED, ALGORITHM, origin)}"
+            identity = json.dumps([corruption, severity, _SEED, ALGORITHM, origin])
             note = f"Frost is generated from {origin}." if origin else f"Corrupted images: generated with seed {_SEED}."
-            load_images = partial(_generate, test, corruption, severity)
-        yield EvaluationSet("corrupted", label, identity, positions, load_images, note)
+            load = partial(_generate, test, corruption, severity)
+        yield EvaluationSet("corrupted", f"{corruption}-{severity}", f"{digest} {identity}", positions, load, note)
     for one in stored:
         log(f"Corrupted test sets: {one.source}, in {one.folder}.")
     if generated:
@@ -194,45 +178,24 @@ def out_of_distribution(splits: Splits, data: DataSet, protocol: EvaluationProto
             raise ValueError("Out-of-distribution sets need image data; leave --ood out.")
         return
     count = min(len(test) if protocol.examples is None else protocol.examples, _MAX_OOD)
-    if protocol.ood is not None:
-        chosen = list(dict.fromkeys(protocol.ood))
-    else:
-        own = published_sets(data)
-        chosen = [NOISE, *(name for name in PUBLISHED_SETS if name not in own and _is_cached(name))]
-    seen: set[str] = set()
-    for name in chosen:
-        label, reader = _ood_reader(name, test, count)
+    own, seen, chosen = published_sets(data), set[str](), protocol.ood
+    if chosen is None:
+        chosen = (NOISE, *(name for name in PUBLISHED_SETS if name not in own and _is_cached(name)))
+    for name in dict.fromkeys(chosen):
+        label, reader = ood_images(name, test, count)
         if label in seen:
             raise ValueError(f"Two OOD sets are called {label}; rename one of the folders.")
         seen.add(label)
-        inputs = StreamedExamples(
-            reader, torch.zeros(reader.count, dtype=torch.int64), normalisation=test.normalisation
-        )
+        labels = torch.zeros(reader.count, dtype=torch.int64)
+        inputs = StreamedExamples(reader, labels, normalisation=test.normalisation)
         positions = stratified_split(inputs, min(count, len(inputs)), _SEED, Stream.TEST_SUBSET)[0]
         yield EvaluationSet("ood", label, inputs.identity(), positions, inputs.select)
 
 
 def published_sets(data: DataSet) -> list[str]:
     """The published data set that `data` is or wraps: ["cifar10"] for CIFAR10() and for HeldOut(CIFAR10())."""
-    name = getattr(data, "published", None)
-    names = [] if name is None else [str(name)]
-    parts = vars(data).values()
-    return names + [each for part in parts if isinstance(part, DataSet) for each in published_sets(part)]
-
-
-def _ood_reader(name: str, test: TensorExamples | StreamedExamples, count: int) -> tuple[str, OODImages]:
-    """The label and the reader of an OOD set."""
-    folder = Path(name).expanduser()
-    if name == NOISE:
-        return name, OODImages.like(test, NoiseImages((*test.shape[1:], 3)), count, f"noise {test.shape}")
-    if name in PUBLISHED_SETS:
-        arrays = load(name)
-        return name, OODImages.like(test, ArrayImages(arrays.test_x), len(arrays.test_x), arrays.digest)
-    if folder.is_dir():
-        files = read_classes(folder, [""], size=max(test.shape[1:]), workers=0, margin=1.0).reader
-        assert isinstance(files, ImageFiles)
-        return folder.resolve().name, OODImages.like(test, FolderImages(files), len(files.paths), files.identity())
-    raise ValueError(f"No OOD set {name!r}: give {NOISE}, one of {', '.join(PUBLISHED_SETS)}, or a folder.")
+    names = [] if (name := getattr(data, "published", None)) is None else [str(name)]
+    return names + [name for part in vars(data).values() if isinstance(part, DataSet) for name in published_sets(part)]
 
 
 def _choose(examples: Examples, count: int | None) -> Tensor:
@@ -251,15 +214,9 @@ def _imagenet_c(
         log("No corruptions: for images in files, give the folder of ImageNet-C by --corrupted FOLDER.")
         return
     assert isinstance(test, StreamedExamples)
+    names, size, workers = splits.class_names, test.shape[-1], test.workers
     for corruption, severity in wanted:
-        examples = read_imagenet_c(
-            protocol.corrupted,
-            corruption,
-            severity,
-            classes=splits.class_names,
-            size=test.shape[-1],
-            workers=test.workers,
-        )
+        examples = read_imagenet_c(protocol.corrupted, corruption, severity, classes=names, size=size, workers=workers)
         examples.normalisation = test.normalisation
         identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
         positions, note = _choose(examples, protocol.examples_per_corruption), "Corrupted images: files of ImageNet-C."
@@ -267,25 +224,17 @@ def _imagenet_c(
     log(f"Corrupted test sets: ImageNet-C in {protocol.corrupted}.")
 
 
-def _only_view(test: TensorExamples, view: View, positions: Tensor) -> TensorExamples:
-    return only_view(test.select(positions), view)
-
-
 def _generate(test: TensorExamples, corruption: str, severity: int, positions: Tensor) -> TensorExamples:
-    indices = test.indices[positions].numpy()
-    return transformed(
-        test.select(positions), lambda images: corrupt(images, corruption, severity, seed=_SEED, indices=indices)
-    )
+    part, indices = test.select(positions), test.indices[positions].numpy()
+    return transformed(part, lambda images: corrupt(images, corruption, severity, seed=_SEED, indices=indices))
 
 
 def _load_stored(
     stored: CorruptedSet, corruption: str, severity: int, test: TensorExamples, positions: Tensor
 ) -> TensorExamples:
     x = torch.from_numpy(stored.images(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
-    if x.shape[1:] != test.x.shape[1:]:
-        raise ValueError(
-            f"{stored.folder} holds images of shape {tuple(x.shape[1:])}; the test set has {tuple(test.x.shape[1:])}."
-        )
+    if (shape := tuple(x.shape[1:])) != test.shape:
+        raise ValueError(f"{stored.folder} holds images of shape {shape}; the test set has {test.shape}.")
     return TensorExamples(x, test.labels[positions], normalisation=test.normalisation)
 
 
@@ -308,10 +257,6 @@ def _stored_identity(stored: CorruptedSet, corruption: str, severity: int) -> st
     manifest = read_manifest(stored.folder)
     if manifest is not None and "algorithm" in manifest:
         origin = manifest["files"][f"{corruption}.npy"]["from"]
-        return _identity(corruption, severity, manifest["seed"], manifest["algorithm"], origin)
+        return json.dumps([corruption, severity, manifest["seed"], manifest["algorithm"], origin])
     stat = (stored.folder / f"{corruption}.npy").stat()
     return json.dumps([corruption, severity, stat.st_size, stat.st_mtime_ns])
-
-
-def _identity(corruption: str, severity: int, seed: int, algorithm: int, origin: str) -> str:
-    return json.dumps([corruption, severity, seed, algorithm, origin])

@@ -29,25 +29,16 @@ from torch import Tensor
 from featureflock.evaluation.checks import checked_log_probs
 
 _EPSILON = 1e-6
-_HALF = 0.5
 
 
 def first_view_fraction(full: Tensor, only_first: Tensor, only_second: Tensor) -> Tensor:
     """f_ib (n, B), from members' log-probabilities (n, B, C) on full inputs and on inputs with one view left."""
-    for part in (only_first, only_second):
-        if part.shape != full.shape:
-            raise ValueError(
-                f"All three must be predictions on the same inputs; got shapes {tuple(full.shape)} and "
-                f"{tuple(part.shape)}."
-            )
-    log_p, without_second, without_first = (
-        checked_log_probs(part, members=True) for part in (full, only_first, only_second)
-    )
+    shapes = [tuple(part.shape) for part in (full, only_first, only_second)]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"All three must be predictions on the same inputs; got shapes {shapes}.")
+    log_p, *blanks = (checked_log_probs(part, members=True) for part in (full, only_second, only_first))
     predicted = log_p.argmax(-1, keepdim=True)
-    first, second = (
-        (log_p - blank).gather(-1, predicted).squeeze(-1).clamp_min(_EPSILON)
-        for blank in (without_first, without_second)
-    )
+    first, second = ((log_p - blank).gather(-1, predicted)[..., 0].clamp_min(_EPSILON) for blank in blanks)
     return first / (first + second)
 
 
@@ -72,18 +63,10 @@ def covered_views(
         classes: C, assumed to be equally frequent.
     """
     chance = 1 / classes
-    return [
-        any(
-            full > chance and alone - chance >= _HALF * (full - chance)
-            for full, alone in zip(member_accuracy, view, strict=True)
-        )
-        for view in member_accuracy_by_view
-    ]
+    pairs_by_view = [zip(member_accuracy, view, strict=True) for view in member_accuracy_by_view]
+    return [any(a > chance and a_v - chance >= (a - chance) / 2 for a, a_v in pairs) for pairs in pairs_by_view]
 
 
 def _mean_over_pairs(x_nb: Tensor) -> float:
-    n = len(x_nb)
-    if n < 2:
-        return 0.0
-    total = (x_nb[:, None] - x_nb[None]).abs().mean(-1).sum().item()  # counts each pair twice; the diagonal is 0
-    return float(total / (n * (n - 1)))
+    n, total = len(x_nb), (x_nb[:, None] - x_nb[None]).abs().mean(-1).sum().item()  # counts each pair twice
+    return float(total / max(1, n * (n - 1)))

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featureflock.evaluation import Evaluation, EvaluationProtocol, RunResult, cache_predictions, evaluate_runs, mean
+from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate_runs
+from featureflock.evaluation.evaluate import cache_predictions
 from featureflock.evaluation.metrics.registry import find_metric
-from featureflock.evaluation.statistics import paired_differences
+from featureflock.evaluation.results import RunResult
+from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.methods import DeepEnsembles
 from featureflock.studies.study import Row, Scale, Study
 from featureflock.training import ComputeConfig, Recipe, Reporter, train

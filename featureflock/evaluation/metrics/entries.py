@@ -2,13 +2,9 @@
 
 from collections.abc import Callable
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featureflock.evaluation.metrics.registry import METRICS, Group, Metric
-
-if TYPE_CHECKING:
-    from featureflock.evaluation.results import SingleViewScores, ViewResults
-    from featureflock.evaluation.run_predictions import RunPredictions
 
 SCORES: dict[str, tuple[Any, ...]] = {
     "accuracy": ("Accuracy, %", "cA, %", "higher", "percent:2", "fraction of examples whose top class is correct"),
@@ -20,6 +16,7 @@ SCORES: dict[str, tuple[Any, ...]] = {
 """Scores of one test set: title, title of the mean over corrupted test sets, better, format, meaning."""
 RAW = ("nll", "brier", "ece")
 """Those that are also shown without temperature scaling."""
+_MEAN, _BEST = "mean accuracy of the single members", "accuracy of the best member"
 
 
 def _score(name: str, corrupted: bool = False, raw: bool = False) -> Metric:
@@ -28,7 +25,7 @@ def _score(name: str, corrupted: bool = False, raw: bool = False) -> Metric:
     title = corrupted_title if corrupted else clean_title
     group: Group = "uncalibrated" if raw or name == "aurc" else "corrupted" if corrupted else "clean"
 
-    def compute(run: "RunPredictions") -> float | None:
+    def compute(run: Any) -> float | None:
         scores = run.corrupted_mean.get(kind) if corrupted else getattr(run.clean.scores, kind)
         return None if scores is None else scores[name]
 
@@ -41,7 +38,7 @@ def _score(name: str, corrupted: bool = False, raw: bool = False) -> Metric:
 def _at_severity(name: str, title: str) -> Metric:
     better, digits = SCORES[name][2:4]
 
-    def compute(run: "RunPredictions", severity: str) -> float:
+    def compute(run: Any, severity: str) -> float:
         sets = [by_severity[severity] for by_severity in run.corrupted.values() if severity in by_severity]
         return fmean(test_set.scores.calibrated[name] for test_set in sets)
 
@@ -55,38 +52,24 @@ def _diversity(key: str, title: str, digits: str, meaning: str) -> Metric:
 
 
 def _map_similarity(key: str, title: str, kind: str) -> Metric:
-    def compute(run: "RunPredictions") -> float | None:
+    def compute(run: Any) -> float | None:
         return run.map_similarity[kind].similarity if kind in run.map_similarity else None
 
     meaning = f"cosine similarity of two members' class activation maps on {kind} images"
     return Metric(key, title, "", "fixed:3", compute, meaning, "members")
 
 
-def _per_view(key: str, title: str, compute: Callable[["SingleViewScores"], float], meaning: str) -> Metric:
-    def of_run(run: "RunPredictions", view: str) -> float:
-        assert run.view_results is not None
+def _per_view(name: str, title: str, meaning: str, compute: Callable[[Any], float]) -> Metric:
+    def of_run(run: Any, view: str) -> float:
         return compute(run.view_results.only[view])
 
-    meaning += " where everything but this view is blank"
+    key, meaning = f"only_{{}}_{name}", f"{meaning} where everything but this view is blank"
     return Metric(key, title, "higher", "percent:1", of_run, meaning, "views", lambda run: run.views)
 
 
-def _views(
-    key: str, title: str, compute: Callable[["ViewResults"], float | None], meaning: str, digits: str = "fixed:3"
-) -> Metric:
-    def of_run(run: "RunPredictions") -> float | None:
-        return None if run.view_results is None else compute(run.view_results)
-
-    return Metric(key, title, "", digits, of_run, meaning, "views")
-
-
-def _first_view_fraction(run: "RunPredictions", view: str) -> float:
-    assert run.view_results is not None
-    return fmean(run.view_results.member_share or ())
-
-
-def _first_of_two_views(run: "RunPredictions") -> list[str]:
-    return list(run.views)[:1] if len(run.views) == 2 else []
+def _view_difference(name: str, meaning: str) -> Metric:
+    key, title, meaning = f"view_{name}", name.replace("_", " "), f"difference between two members in the {meaning}"
+    return Metric(key, title, "", "fixed:3", lambda run: getattr(run.view_results, name, None), meaning, "views")
 
 
 BUILT_IN = (
@@ -113,7 +96,7 @@ BUILT_IN = (
         "higher",
         "percent:2",
         lambda run: fmean(run.details.member_accuracy),
-        "mean accuracy of the single members",
+        _MEAN,
         "members",
     ),
     _diversity("disagreement", "Disagreement, %", "percent:2", "fraction of pairs that predict different classes"),
@@ -121,48 +104,30 @@ BUILT_IN = (
     _diversity("predictive_variance", "Predictive variance", "fixed:4", "variance of the members' probabilities"),
     _map_similarity("map_similarity", "Map similarity", "clean"),
     _map_similarity("corrupted_map_similarity", "Map similarity, corrupted", "corrupted"),
-    _per_view("only_{}_accuracy", "only {}, %", lambda scores: scores.raw["accuracy"], "accuracy of the ensemble"),
-    _per_view(
-        "only_{}_member_accuracy",
-        "members, only {}, %",
-        lambda scores: fmean(scores.member_accuracy),
-        "mean accuracy of the single members",
-    ),
-    _per_view(
-        "only_{}_best_member_accuracy",
-        "best member, only {}, %",
-        lambda scores: max(scores.member_accuracy),
-        "accuracy of the best member",
-    ),
-    _views(
+    _per_view("accuracy", "only {}, %", "accuracy of the ensemble", lambda only: only.raw["accuracy"]),
+    _per_view("member_accuracy", "members, only {}, %", _MEAN, lambda only: fmean(only.member_accuracy)),
+    _per_view("best_member_accuracy", "best member, only {}, %", _BEST, lambda only: max(only.member_accuracy)),
+    Metric(
         "covered_views",
         "views covered",
-        lambda views: float(sum(views.covered)),
-        "number of views that some member can classify by alone",
+        "",
         "fixed:1",
+        lambda run: None if run.view_results is None else float(sum(run.view_results.covered)),
+        "number of views that some member can classify by alone",
+        "views",
     ),
     Metric(
         "{}_share",
         "fraction {}",
         "",
         "fixed:3",
-        _first_view_fraction,
+        lambda run, view: fmean(run.view_results.member_share),
         "fraction of the members' predictions that the {} view drives",
         "views",
-        _first_of_two_views,
+        lambda run: list(run.views)[:1] if len(run.views) == 2 else [],
     ),
-    _views(
-        "view_difference_by_input",
-        "difference by input",
-        lambda views: views.difference_by_input,
-        "difference between two members in the fraction that the first view drives, input by input",
-    ),
-    _views(
-        "view_difference_on_average",
-        "difference on average",
-        lambda views: views.difference_on_average,
-        "difference between two members in the mean fraction that the first view drives",
-    ),
+    _view_difference("difference_by_input", "fraction that the first view drives, input by input"),
+    _view_difference("difference_on_average", "mean fraction that the first view drives"),
     Metric(
         "auroc_{}",
         "AUROC {}, %",

@@ -17,7 +17,6 @@ A family is one entry for several numbers, such as the AUROC for each OOD set. I
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from featureflock.utils.registry import Registry
@@ -72,7 +71,7 @@ class Metric:
     def part(self, name: str) -> "Metric":
         """The member of a family for one part."""
         texts = {field: getattr(self, field).replace("{}", name) for field in ("key", "title", "meaning")}
-        return replace(self, **texts, compute=partial(_of_part, self.compute, name), parts=None)
+        return replace(self, **texts, compute=lambda run: self.compute(run, name), parts=None)
 
 
 METRICS: Registry[Metric] = Registry("metric")
@@ -80,31 +79,20 @@ METRICS: Registry[Metric] = Registry("metric")
 
 def find_metric(key: str) -> Metric:
     """The metric with this key. A member of a family has its part in place of `{}`: `auroc_noise`."""
-    if key in METRICS and METRICS[key].parts is None:
-        return METRICS[key]
-    matches = [
-        (len(family.key), family, match[1])
-        for family in METRICS.values()
-        if family.parts is not None
-        and (match := re.fullmatch(re.escape(family.key).replace(re.escape("{}"), "(.+)"), key))
-    ]
-    if not matches:
-        return METRICS[key]  # raises, with suggestions
-    _, family, part = max(matches, key=lambda match: match[0])
-    return family.part(part)
+    families = [metric for metric in METRICS.values() if metric.parts is not None]
+    if key not in METRICS or METRICS[key] in families:
+        for family in sorted(families, key=lambda family: -len(family.key)):
+            before, _, after = family.key.partition("{}")
+            if match := re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", key):
+                return family.part(match[1])
+    return METRICS[key]  # of an unknown metric: raises, with suggestions
 
 
 def summarise(run: "RunPredictions") -> dict[str, float]:
     """The value of every metric that applies to a run, by key, in the order of the registry."""
     summary = {}
     for metric in METRICS.values():
-        each = [metric] if metric.parts is None else [metric.part(name) for name in metric.parts(run)]
-        for one in each:
-            value = one.compute(run)
-            if value is not None:
+        for one in [metric] if metric.parts is None else [metric.part(name) for name in metric.parts(run)]:
+            if (value := one.compute(run)) is not None:
                 summary[one.key] = value
     return summary
-
-
-def _of_part(compute: Callable[..., float | None], name: str, run: "RunPredictions") -> float | None:
-    return compute(run, name)

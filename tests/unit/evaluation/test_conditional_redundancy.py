@@ -173,7 +173,7 @@ def test_the_seed_determines_it_and_the_global_generator_is_untouched():
         ("features", torch.zeros(8).long(), "got str"),
         (torch.zeros(1, 8, 3), torch.zeros(8).long(), "there is only one"),
         (torch.zeros(2, 8, 3), torch.zeros(7).long(), "one for each example"),
-        (torch.zeros(2, 8, 3), torch.zeros(8), "must be integers"),
+        (torch.zeros(2, 8, 3), torch.zeros(8), "must be a tensor of integers"),
         (torch.zeros(2, 8, 3), torch.arange(8), "several examples of a class"),
         (torch.zeros(2, 8, 3), -torch.ones(8).long(), "from 0"),
         (torch.full((2, 8, 3), math.nan), torch.zeros(8).long(), "finite"),

@@ -186,8 +186,8 @@ def test_cached_maps_are_valid_for_their_images_only(plan):
 
 
 def test_nothing_is_computed_twice(runs, results, monkeypatch):
-    monkeypatch.setattr("featureflock.evaluation.evaluate.predict", None)
-    monkeypatch.setattr("featureflock.evaluation.evaluate.store_maps", None)
+    monkeypatch.setattr("featureflock.evaluation.predictions.predict", None)
+    monkeypatch.setattr("featureflock.evaluation.cam_cache.store_maps", None)
     again = evaluate_runs(runs, PROTOCOL).results
     assert again.runs == results.runs
     assert again.groups == results.groups

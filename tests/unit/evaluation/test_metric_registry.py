@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers.random_predictions import random_predictions
 
-from featureflock.evaluation import METRICS, Metric, find_metric
-from featureflock.evaluation.metrics.registry import MINUS, summarise
+from featureflock.evaluation.metrics.registry import METRICS, MINUS, Metric, find_metric, summarise
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 
 

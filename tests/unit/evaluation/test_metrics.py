@@ -97,10 +97,10 @@ def test_members_have_their_own_accuracy():
 
 
 def test_mean_scores():
-    a, b = ev.Scores(1.0, 2.0, 3.0, 4.0, 5.0), ev.Scores(0.0, 4.0, 1.0, 2.0, 1.0)
-    assert ev.mean_scores([a, b]) == (0.5, 3.0, 2.0, 3.0, 3.0)
+    a, b = metrics.Scores(1.0, 2.0, 3.0, 4.0, 5.0), metrics.Scores(0.0, 4.0, 1.0, 2.0, 1.0)
+    assert metrics.mean_scores([a, b]) == (0.5, 3.0, 2.0, 3.0, 3.0)
     with pytest.raises(ValueError, match="at least one test set"):
-        ev.mean_scores([])
+        metrics.mean_scores([])
 
 
 # ---- by hand
@@ -249,7 +249,7 @@ P, Y = rows([0.5, 0.5], [0.1, 0.9]), torch.tensor([0, 1])
         (P[:, :0], Y, r"without empty dimensions; got \(2, 0\)"),
         (P.long(), Y, "probs must be a tensor of floating-point numbers; got torch.int64"),
         (P.numpy(), Y, "probs must be a tensor of floating-point numbers; got ndarray"),
-        (rows([0.5, 0.5], [math.nan, 1]), Y, "probs must be numbers; example 1 holds NaN"),
+        (rows([0.5, 0.5], [math.nan, 1]), Y, "probs must sum to 1 over the classes; example 1 sums to nan"),
         (rows([0.5, 0.5], [math.inf, 0]), Y, "example 1 sums to inf"),
         (rows([0.5, 0.5], [-0.5, 1.5]), Y, "probs must not be negative; the smallest is -0.5"),
         (rows([0.5, 0.5], [0.5, 0.6]), Y, "probs must sum to 1 over the classes; example 1 sums to 1.1"),
@@ -273,7 +273,7 @@ def test_logits_are_refused_as_log_probabilities():
         ev.scores(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match="example 0 of member 1 sums to 2"):
         ev.average(torch.tensor([[[0.5, 0.5]], [[1.0, 1.0]]]).log())
-    with pytest.raises(ValueError, match="log_probs must be numbers; example 0 holds NaN"):
+    with pytest.raises(ValueError, match="must sum to 1 over the classes; example 0 sums to nan"):
         ev.scores(torch.tensor([[math.nan, 0.0]]), torch.tensor([0]))
     with pytest.raises(ValueError, match=r"member_probs must have shape \(members, examples, classes\)"):
         ev.member_accuracy(P, Y)

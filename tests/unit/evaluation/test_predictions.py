@@ -165,17 +165,6 @@ def test_a_file_is_verified_once_per_process_and_again_when_it_changes(run, spli
     assert len(digests) == 2
 
 
-def test_files_of_older_versions_without_a_digest_are_used(run, splits):
-    test_set = sets.clean(splits)
-    compute(run, test_set)
-    before, path = load_predictions(run, test_set), run.folder.predictions / "clean.safetensors"
-    with safetensors.safe_open(path, "pt") as file:
-        about = file.metadata()
-    del about["sha256"]
-    path.write_bytes(safetensors.torch.save(safetensors.torch.load(path.read_bytes()), about))
-    assert torch.equal(load_predictions(run, test_set).log_probs, before.log_probs)
-
-
 def test_an_unwritable_folder_is_named(run, splits):
     run.folder.predictions.write_text("not a folder")
     with pytest.raises(OSError, match="predictions could not be written to"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from featureflock.evaluation import mean, paired_difference
+from featureflock.evaluation.statistics import mean, paired_difference
 
 
 def test_mean_and_sample_deviation():

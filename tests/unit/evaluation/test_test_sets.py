@@ -193,7 +193,7 @@ def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
     """Nor is the one that it wraps: a run on held-out CIFAR-10 is familiar with CIFAR-10's test set."""
     arrays = SimpleNamespace(test_x=torch.zeros(4, 3, 32, 32, dtype=torch.uint8), digest="made up")
     monkeypatch.setattr(sets, "look_up", lambda name: name if name in ("cifar10", "mnist") else None)
-    monkeypatch.setattr(sets, "load", lambda name: arrays)
+    monkeypatch.setattr("featureflock.evaluation.ood_sets.load", lambda name: arrays)
 
     def default_sets(data):
         return [test_set.label for test_set in sets.out_of_distribution(colour, data, EvaluationProtocol())]
@@ -232,17 +232,17 @@ def test_an_unknown_ood_set_is_refused(colour):
         list(sets.out_of_distribution(colour, OTHER, EvaluationProtocol(ood=("svhn",))))
 
 
-def test_ood_images_get_the_size_and_the_colours_of_the_data(colour, grey):
+def test_ood_images_get_the_size_and_the_colours_of_the_data():
     red = np.zeros((10, 10, 3), np.uint8)
     red[..., 0] = 255
 
-    def read(image, test):
-        return OODImages.like(test, lambda index: image, 1, "red").read(0, None)
+    def read(image, shape, white):
+        return OODImages(lambda index: image, 1, "red", shape, white).read(0, None)
 
-    assert (read(red, colour.test) == torch.tensor([255, 0, 0]).view(3, 1, 1)).all()
-    assert read(red, colour.test).shape == (3, 32, 32)
-    assert (read(red, grey.test) == round(0.299 * 16)).all()
-    assert (read(np.roll(red, 1, -1), grey.test) == round(0.587 * 16)).all()
+    assert (read(red, (3, 32, 32), 255) == torch.tensor([255, 0, 0]).view(3, 1, 1)).all()
+    assert read(red, (3, 32, 32), 255).shape == (3, 32, 32)
+    assert (read(red, (1, 8, 8), 16) == round(0.299 * 16)).all()
+    assert (read(np.roll(red, 1, -1), (1, 8, 8), 16) == round(0.587 * 16)).all()
 
 
 def test_displayable_images(colour, grey):

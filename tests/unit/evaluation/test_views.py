@@ -22,12 +22,10 @@ from featureflock.data import (
     only_view,
     two_view_digits,
 )
-from featureflock.evaluation import (
-    EvaluationProtocol,
+from featureflock.evaluation import EvaluationProtocol, evaluate_runs, test_sets
+from featureflock.evaluation.views import (
     covered_views,
-    evaluate_runs,
     first_view_fraction,
-    test_sets,
     view_difference_by_input,
     view_difference_on_average,
 )
