@@ -1,7 +1,8 @@
 """Command-line flags of a named recipe: one flag for each field, including the fields of its components."""
 
 import dataclasses
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -55,6 +56,17 @@ def read_flags(command: str, args: list[str], what: str, *extra: Field) -> tuple
         args=flags,
     )
     return name, options
+
+
+def train_command(name: str, flags: list[str], without: Collection[str], more: list[str]) -> str:
+    """The command that trains a recipe with more flags, and `without` some: "method" stands for --method.rank too."""
+    words, dropping = [], False
+    for word in flags:
+        if word.startswith("--"):
+            dropping = word.removeprefix("--").split("=")[0].split(".")[0] in without
+        if not dropping:
+            words.append(word)
+    return shlex.join(["featureflock", "train", name, *words, *more])
 
 
 def component_name(recipe: Recipe, path: str) -> str | None:

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from featureflock.cli.recipe_flags import Field, component_name, read_flags
+from featureflock.cli.recipe_flags import Field, component_name, read_flags, train_command
 from featureflock.cli.terminal import make_console
 from featureflock.distributed.env import is_rank_zero
 from featureflock.distributed.failures import AlreadyReported
@@ -129,17 +129,6 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     if has_tensorboard():
         lines.append(f"  tensorboard --logdir {shlex.quote(str(out.parent))}   shows the learning curves")
     baseline = "feature-wgd" if isinstance(recipe.method, DeepEnsembles) else "deep-ensembles"
-    lines.append(f"Next, to compare: {_command_with_method(name, flags, baseline)}")
+    command = train_command(name, flags, {"method", "mesh", "out", "resume"}, ["--method", baseline])
+    lines.append(f"Next, to compare: {command}")
     console.print("\n".join(lines), soft_wrap=True)
-
-
-def _command_with_method(name: str, flags: list[str], method: str) -> str:
-    """The same command for another method, without flags of the method, the mesh and the folder."""
-    words, dropping = [], False
-    for word in flags:
-        if word.startswith("--"):
-            flag = word.removeprefix("--").split("=")[0]
-            dropping = flag.split(".")[0] in ("method", "mesh", "out", "resume")
-        if not dropping:
-            words.append(word)
-    return shlex.join(["featureflock", "train", name, *words, "--method", method])

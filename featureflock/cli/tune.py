@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from featureflock.cli.recipe_flags import read_flags
+from featureflock.cli.recipe_flags import read_flags, train_command
 from featureflock.cli.reproduce import print_table, run_with_progress
 from featureflock.cli.terminal import make_console
 from featureflock.data import HeldOut
@@ -87,7 +86,9 @@ def main(args: list[str]) -> None:
             console.print(f"This is the smallest or largest {field} tried; try values beyond it.", soft_wrap=True)
     flags = {"precision": "--method.prior.precision", "rank": "--method.rank"}
     words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:g}")]
-    command = shlex.join(["featureflock", "train", name, *_recipe_flags(args[1:]), *words])
+    command = train_command(
+        name, args[1:], {field.name.replace("_", "-") for field in dataclasses.fields(Search)}, words
+    )
     console.print(f"To train with it on all examples: {command}", soft_wrap=True)
 
 
@@ -146,15 +147,3 @@ def _with(method: Method, precision: float | None, rank: int | None) -> Method:
     changes: dict[str, Any] = {} if precision is None else {"prior": replace(prior, precision=precision)}
     changes |= {} if rank is None else {"rank": rank}
     return replace(method, **changes)  # type: ignore[type-var]
-
-
-def _recipe_flags(flags: list[str]) -> list[str]:
-    """The flags of the recipe, without those of the search."""
-    search = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Search)}
-    recipe, skip = [], False
-    for word in flags:
-        if word.startswith("--"):
-            skip = word.split("=")[0] in search
-        if not skip:
-            recipe.append(word)
-    return recipe

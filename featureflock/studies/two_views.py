@@ -10,7 +10,7 @@ from featureflock.core.kernels import RBF
 from featureflock.data import Digits
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MLPConfig
-from featureflock.studies.study import STUDIES, Row, Study, method_rows
+from featureflock.studies.study import STUDIES, Row, Study, method_rows, smoke
 from featureflock.training import RECIPES, Recipe
 
 
@@ -28,33 +28,15 @@ def view_rows(recipe: Recipe) -> tuple[Row, ...]:
 
 def view_columns(first: str, second: str) -> tuple[str, ...]:
     """Columns of a study with these two views."""
-    return (
-        "accuracy",
-        f"only_{first}_accuracy",
-        f"only_{second}_accuracy",
-        f"only_{first}_best_member_accuracy",
-        f"only_{second}_best_member_accuracy",
-        "covered_views",
-        f"{first}_share",
-        "view_difference_by_input",
-        "view_difference_on_average",
-    )
+    alone = [f"only_{view}_{metric}" for metric in ("accuracy", "best_member_accuracy") for view in (first, second)]
+    differences = ("view_difference_by_input", "view_difference_on_average")
+    return ("accuracy", *alone, "covered_views", f"{first}_share", *differences)
 
 
 def smoke_views(recipe: Recipe) -> Recipe:
     """A small multilayer perceptron, up to 3 members, 200 two-view digits, 2 epochs."""
-    return replace(
-        recipe,
-        data=Digits(views=2),
-        model=MLPConfig((16, 8)),
-        members=min(3, recipe.size),
-        subset=200,
-        epochs=2,
-        schedule="steps",
-        decay_epochs=(),
-        batch=50,
-        learning_rate=0.05,
-    )
+    members = min(3, recipe.size)
+    return replace(smoke(recipe), data=Digits(views=2), model=MLPConfig((16, 8)), members=members, schedule="steps")
 
 
 STUDIES.add(

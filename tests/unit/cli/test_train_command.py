@@ -13,6 +13,7 @@ from PIL import Image
 import featureflock as ff
 from featureflock.cli import train as command
 from featureflock.cli.main import COMMANDS, main
+from featureflock.cli.recipe_flags import train_command
 from featureflock.methods import METHODS, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MODELS, CNNConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
@@ -225,11 +226,12 @@ def test_a_missing_data_set_is_reported_with_the_command_that_downloads_it(monke
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_suggested_command_differs_in_the_method_only(monkeypatch):
+def test_the_suggested_command_differs_in_the_method_only():
     flags = ["--members", "3", "--method", "feature-wgd", "--method.rank=2", "--decay-epochs", "2", "3", "--resume"]
     flags += ["--out", "a", "--seed", "4"]
     wanted = "featureflock train digits --members 3 --decay-epochs 2 3 --seed 4 --method deep-ensembles"
-    assert command._command_with_method("digits", flags, "deep-ensembles") == wanted
+    without = {"method", "mesh", "out", "resume"}
+    assert train_command("digits", flags, without, ["--method", "deep-ensembles"]) == wanted
 
 
 # Runs
