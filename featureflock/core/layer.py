@@ -5,10 +5,27 @@
     logits = head(layer(features))                                   # (n, B, C)
     F.cross_entropy(logits.flatten(0, 1), y.repeat(n)).backward()    # extractors receive the paper's update
 
+The layer infers the data gradient from the gradient of the loss, so it must know the scale of the loss. With the layer
+alone the loss must be the plain mean, or `scale` must say what it is multiplied by. `particle_loss` and the methods
+have no such restriction: their loss may be scaled, averaged and accumulated like any other.
+
+    loss = particle_loss(features, lambda h: F.cross_entropy(head(h).flatten(0, 1), y.repeat(n)), layer)
+    (loss / 4).backward()                                            # one of four accumulated micro-batches
+
+It works by a second output of the layer's autograd function: a zero that is added to the loss. The gradient that
+arrives there in the backward pass is the scale of the loss.
+
+The repulsion is one vector for the whole batch, of norm about 2 log n / ‖z_i − z_j‖, so its effect on each data point
+falls as 1/B, while the data gradient of a data point does not depend on B. `reference_batch` keeps the strength that
+`repulsion` has at that batch size, whatever the batch size is.
+
 Shapes: n members, B data points, H features, C classes.
 """
 
 import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -35,17 +52,23 @@ class ParticleLayer(nn.Module):
     a synchronisation, they give non-finite gradients instead.
 
     Args:
-        prior, kernel, rank, subspace, rule: as in `transport`.
+        prior, kernel, rank, subspace, rule, repulsion: as in `transport`.
+        reference_batch: batch size that `repulsion` refers to. For a batch of B the repulsion is multiplied by
+            B / reference_batch, so that its effect on each data point stays the same. None for no correction.
         count: number of data terms that a member's mean loss averages, if it is not B: B·T for sequences of T tokens,
             the size of the data set for particles that are weights.
-        scale: factor of the mean loss in `backward`: 1/k for k accumulated micro-batches, a GradScaler's scale, n for
-            losses summed over members. Update the attribute if it changes: `layer.scale = scaler.get_scale()`.
+        scale: factor of the mean loss in `backward`; needed whenever the loss is not the plain mean and is not made by
+            `particle_loss` or a method: 1/k for k accumulated micro-batches, a GradScaler's scale, n for losses
+            summed over members. Update the attribute if it changes: `layer.scale = scaler.get_scale()`.
         group: processes of torch.distributed with the same members and different data points. Each computes the mean
-            loss of its own data points, and weight gradients are averaged afterwards, as DistributedDataParallel does.
-            `Ensemble.shard` sets it.
+            loss of its own data points, and weight gradients are averaged afterwards, as DistributedDataParallel does:
+            pass `group=torch.distributed.group.WORLD` there. `Ensemble.shard` sets it.
     """
 
     group: dist.ProcessGroup | None = None
+    sees_whole_batch: bool = False
+    """Set by `Ensemble.shard` where processes share members but not data points, so that `group` is not needed."""
+    _scale_tokens: list[Tensor] | None = None
 
     def __init__(
         self,
@@ -54,14 +77,16 @@ class ParticleLayer(nn.Module):
         rank: int | None = None,
         subspace: Subspace = "dominant",
         rule: Rule = WGD(),
+        repulsion: float = 1.0,
         *,
+        reference_batch: int | None = None,
         count: int | None = None,
         scale: float | Tensor = 1.0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.prior, self.kernel, self.rank, self.subspace, self.rule = prior, kernel, rank, subspace, rule
-        self.count, self.scale = count, scale
+        self.repulsion, self.reference_batch, self.count, self.scale = repulsion, reference_batch, count, scale
         if group is not None:
             self.group = group
         self._config().check()
@@ -80,51 +105,118 @@ class ParticleLayer(nn.Module):
         self._check_factors()
         if features.device.type == "cpu" and not torch.compiler.is_compiling():
             check_finite(features, "features")
+            self._warn_about_parts()
         count = features.shape[1] if self.count is None else self.count
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
-        out: Tensor = _Transport.apply(features, config, count, scale, self.group)  # type: ignore[no-untyped-call]
+        factor = 1.0 if self.reference_batch is None else features.shape[1] / self.reference_batch
+        out: Tensor
+        out, token = _Transport.apply(  # type: ignore[no-untyped-call]
+            features, config, count, None if self._scale_tokens is not None else scale, factor, self.group
+        )
+        if self._scale_tokens is not None:
+            self._scale_tokens.append(token)
         return out
+
+    @contextmanager
+    def loss_scale(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Make a loss that may be scaled and accumulated: call the layer inside, and pass the mean loss through.
+
+        with layer.loss_scale() as scalable:
+            loss = scalable(F.cross_entropy(head(layer(features)).flatten(0, 1), y.repeat(n)))
+        """
+        outer, self._scale_tokens = self._scale_tokens, []
+        tokens = self._scale_tokens
+        try:
+            yield lambda loss: loss + torch.stack(tokens).sum().to(loss) if tokens else loss
+        finally:
+            self._scale_tokens = outer
 
     def extra_repr(self) -> str:
         parts = [f"{self.prior}, {self.kernel}, rank={self.rank}, subspace={self.subspace!r}, {self.rule}"]
+        parts += [f"repulsion={self.repulsion}"] * (self.repulsion != 1)
+        parts += [f"reference_batch={self.reference_batch}"] * (self.reference_batch is not None)
         return ", ".join(parts + ([] if self.count is None else [f"count={self.count}"]))
 
     def _config(self) -> TransportConfig:
-        return TransportConfig(self.prior, self.kernel, self.rank, self.subspace, self.rule)
+        return TransportConfig(self.prior, self.kernel, self.rank, self.subspace, self.rule, self.repulsion)
+
+    def _warn_about_parts(self) -> None:
+        """Warn where other processes have other parts of the batch, which the repulsion would not see."""
+        parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if parallel and self.group is None and not self.sees_whole_batch:
+            warnings.warn(
+                "ParticleLayer sees only this process's part of the batch, so the repulsion differs from that of one "
+                "process; pass group=torch.distributed.group.WORLD to ParticleLayer, or use Ensemble.shard.",
+                stacklevel=3,
+            )
 
     def _check_factors(self) -> None:
-        for name, value in (("count", self.count), ("scale", self.scale)):
+        for name, value in (
+            ("count", self.count),
+            ("scale", self.scale),
+            ("reference_batch", self.reference_batch),
+        ):
             if value is None or isinstance(value, Tensor):
                 continue
             if not isinstance(value, Real) or not 0 < value < math.inf:
                 raise ValueError(f"ParticleLayer needs a positive finite {name}; got {value!r}.")
 
 
+def particle_loss(features: Tensor, loss_fn: Callable[[Tensor], Tensor], layer: ParticleLayer) -> Tensor:
+    """Return the mean loss, with the update of Algorithm 1 as its gradient, at any scale.
+
+        loss = ff.particle_loss(features, lambda h: F.cross_entropy(head(h).flatten(0, 1), y.repeat(n)), layer)
+        (loss / k).backward()
+
+    Unlike a loss behind the bare layer, it may be multiplied by any factor, averaged and accumulated like any loss:
+    with gradient accumulation, a GradScaler, or a weight in a sum of losses. `layer.scale` is not needed.
+
+    Args:
+        features: (n, B, …), the features of n members for the same B data points.
+        loss_fn: maps features to the mean loss over all n·B rows, through the shared head.
+        layer: the particle layer, in training mode.
+    """
+    with layer.loss_scale() as scalable:
+        return scalable(loss_fn(layer(features)))
+
+
 class _Transport(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        features: Tensor, config: TransportConfig, count: int, scale: float | Tensor, group: dist.ProcessGroup | None
-    ) -> Tensor:
-        # A copy: the backward pass needs the features, and the next module may overwrite its input (in-place ReLU).
-        return features.clone()
+    """The identity, and a zero whose gradient is the scale of the loss that it is added to."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        features, ctx.config, ctx.count, ctx.scale, ctx.group = inputs
+    def forward(
+        features: Tensor,
+        config: TransportConfig,
+        count: int,
+        scale: float | Tensor | None,
+        factor: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        # A copy: the backward pass needs the features, and the next module may overwrite its input (in-place ReLU).
+        return features.clone(), features.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        features, ctx.config, ctx.count, ctx.scale, ctx.factor, ctx.group = inputs
         ctx.save_for_backward(features)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, loss_scale: Tensor) -> tuple[Tensor | None, ...]:
         (features,) = ctx.saved_tensors
         n = features.shape[0]
+        scale, divisor = ctx.scale, ctx.scale
+        if scale is None:
+            scale = loss_scale.cpu() if loss_scale.device.type == "mps" else loss_scale
+            divisor = torch.where(scale == 0, 1.0, scale)
         v, finite = ascent_direction(
             features.reshape(n, -1),
             grad.reshape(n, -1),
             ctx.config,
-            grad_factor=-n * ctx.count / ctx.scale,
-            v_factor=-ctx.scale / ctx.count,
+            grad_factor=-n * ctx.count / divisor,
+            v_factor=-scale / ctx.count,
+            repulsion_factor=ctx.factor,
             group=ctx.group,
         )
         # A gradient that overflowed must reach the optimiser as NaN: GradScaler then skips the step. So no error here.
-        return v.masked_fill_(~finite, math.nan).view_as(features), None, None, None, None
+        return v.masked_fill_(~finite, math.nan).view_as(features), None, None, None, None, None

@@ -9,9 +9,12 @@
 All four have the form v = A S − Q ∇K with two n × n matrices, so a rule maps K to A and Q. Register a user-defined rule
 with `@RULES.register("name")` to use it on the command line and to save ensembles that have it.
 
-Langevin noise: at temperature T > 0, √(2T/α) F ξ is added to v, with white noise ξ, so that a step of size α along v
-is a Langevin step. F is the identity; for SVGD it is the Cholesky factor of K, which gives the noise the covariance K
-across particles.
+`transport` multiplies Q ∇K by the repulsion τ, the temperature of the posterior p^(1/τ) that the particles approximate.
+
+Langevin noise of strength T > 0 adds √(2T/α) F ξ to v, with white noise ξ, so that a step of size α along v is a
+Langevin step. F is the identity; for SVGD it is the Cholesky factor of K, which gives the noise the covariance K across
+particles. Noise is another way to the same temperature: in the flow of the density, diffusion of strength T acts as
+−T ∇ log q. Both together approximate p^(1/(τ + T)); Langevin sampling of the posterior itself has τ = 0 and T = 1.
 
 Shapes: n particles.
 """
@@ -43,16 +46,16 @@ class Weights(NamedTuple):
 class Rule(ABC):
     """Base class of update rules. A user-defined rule is a frozen dataclass that inherits from it."""
 
-    temperature: float = 0.0
-    """T of the Langevin noise √(2T/α) F ξ; 0 for none."""
+    noise: float = 0.0
+    """T, the strength of the Langevin noise √(2T/α) F ξ; 0 for none. It adds to the repulsion: see rules.py."""
     step_size: float = 1.0
     """α of the Langevin noise: the factor of v in an update. For a ParticleLayer, which passes on v/B, it is the
     learning rate divided by B, or by `count` if that is set."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
-            raise ValueError(f"{name} needs a finite temperature of at least 0; got {self.temperature!r}.")
+        if not isinstance(self.noise, Real) or not 0 <= self.noise < math.inf:
+            raise ValueError(f"{name} needs a finite noise of at least 0; got {self.noise!r}.")
         if not isinstance(self.step_size, Real) or not 0 < self.step_size < math.inf:
             raise ValueError(f"{name} needs a positive finite step_size; got {self.step_size!r}.")
 
@@ -99,7 +102,7 @@ class SVGD(Rule):
     def weights(self, k_nn: Tensor) -> Weights:
         n, eye = k_nn.shape[0], _eye(k_nn)
         # The jitter keeps the factor defined where members coincide and K is singular.
-        noise = torch.linalg.cholesky(k_nn + 1e-10 * eye) if self.temperature > 0 else None
+        noise = torch.linalg.cholesky(k_nn + 1e-10 * eye) if self.noise > 0 else None
         return Weights(drive=k_nn / n, density=eye / n, noise=noise)
 
 

@@ -4,14 +4,18 @@
     s_i   = ∇_{h_i} log p(h_i)                                         prior score
     Ψ_r   = the r dominant left singular vectors of [g_1 … g_n]        no projection: the identity
     z_i   = Ψ_rᵀ h_i
-    v_i   = g_i + s_i − Ψ_r Σ_j ∇_{z_i} k(z_i, z_j) / Σ_j k(z_i, z_j)  eq. (9); other rules in rules.py
+    v_i   = g_i + s_i − τ Ψ_r Σ_j ∇_{z_i} k(z_i, z_j) / Σ_j k(z_i, z_j)    eq. (9) has τ = 1; other rules in rules.py
+
+The last term is −τ ∇ log q(h_i), with q a kernel density estimate of the particles. τ, the `repulsion`, is the
+temperature of the posterior: the flow is stationary where ∇ log q = (1/τ) ∇ log p, that is q ∝ p^(1/τ). τ = 1 samples
+the posterior, τ > 1 spreads the particles further, τ = 0 is MAP. On a Gaussian, particles settle √τ times as far apart.
 
 No intermediate is larger than the particles. With G the n × d matrix of gradients, the eigenvectors U and eigenvalues Λ
 of the n × n matrix G Gᵀ give Ψ_r = Gᵀ M with M = U_r Λ_r^{−1/2}, so z = (H Gᵀ) M needs one more n × n matrix. The sum
 over j is linear in z: Σ_j ∇_{z_i} k_ij = (L z)_i with L = diag(W 1) − W and W_ij = 2 ∂k_ij/∂‖z_i − z_j‖². Hence, with
 A and Q of the rule and one n × n matrix C:
 
-    v = A (G + s(H)) − C X        C = Q L z Mᵀ, X = G          or without projection C = Q L, X = H − h_0
+    v = A (G + s(H)) − C X        C = τ Q L z Mᵀ, X = G        or without projection C = τ Q L, X = H − h_0
 
 Here h_0 is any point, since only differences of particles matter. The code makes two passes over d, slice by slice, and
 does the n × n algebra in float64 for particles of any dtype. If d is divided among processes, only the two n × n
@@ -23,7 +27,7 @@ Shapes: n particles of dimension d, projection of rank r.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 import torch
@@ -58,10 +62,11 @@ def transport(
     rank: int | None = None,
     subspace: Subspace = "dominant",
     rule: Rule = WGD(),
+    repulsion: float = 1.0,
 ) -> Tensor:
     """Return the ascent direction v (n, d) of Algorithm 1: data gradient + prior score − repulsion.
 
-        v_i = g_i + s_i − Ψ_r Σ_j ∇_{z_i} k(z_i, z_j) / Σ_j k(z_i, z_j),    z_i = Ψ_rᵀ h_i
+        v_i = g_i + s_i − τ Ψ_r Σ_j ∇_{z_i} k(z_i, z_j) / Σ_j k(z_i, z_j),    z_i = Ψ_rᵀ h_i
 
     Args:
         particles: h, (n, d), of any floating dtype.
@@ -71,11 +76,13 @@ def transport(
         rank: r, the number of directions in which particles repel, at most n; None for no projection.
         subspace: the r dominant directions of the gradients, as in the paper, or the r weakest, as in its code.
         rule: WGD, SVGD, SteinWGD or MAP.
+        repulsion: τ, the temperature of the posterior p^(1/τ) that the particles approximate. 1 is the paper's
+            value; larger values push the particles further apart, 0 gives MAP.
 
     Where the formula divides by zero, its limit is used: no repulsion for one particle, for coinciding particles, or if
     all gradients are zero; directions without any gradient are left out.
     """
-    config = TransportConfig(prior, kernel, rank, subspace, rule)
+    config = TransportConfig(prior, kernel, rank, subspace, rule, repulsion)
     _check_arrays(particles, loglik_grad)
     config.check(particles.shape[0])
     v, finite = ascent_direction(particles, loglik_grad, config)
@@ -95,6 +102,7 @@ class TransportConfig:
     rank: int | None
     subspace: Subspace
     rule: Rule
+    repulsion: float = 1.0
 
     def check(self, n: int | None = None) -> None:
         """Raise ValueError for arguments that cannot be right, also for n particles if n is given."""
@@ -116,10 +124,12 @@ class TransportConfig:
             raise ValueError(f"rule must be an update rule such as WGD(); got {self.rule!r}.")
         if self.subspace not in ("dominant", "weakest"):
             raise ValueError(f'subspace must be "dominant" or "weakest"; got {self.subspace!r}.')
-        if isinstance(self.rule, SVGD) and self.rule.temperature > 0 and self.kernel == RBF("official"):
+        if not isinstance(self.repulsion, Real) or not 0 <= self.repulsion < math.inf:
+            raise ValueError(f"repulsion must be a finite number of at least 0; got {self.repulsion!r}.")
+        if isinstance(self.rule, SVGD) and self.rule.noise > 0 and self.kernel == RBF("official"):
             raise ValueError(
                 "The covariance of SVGD's Langevin noise is the kernel matrix, which bandwidth='official' makes "
-                "asymmetric; use bandwidth='median', a number, or temperature=0."
+                "asymmetric; use bandwidth='median', a number, or noise=0."
             )
 
 
@@ -138,27 +148,37 @@ def ascent_direction(
     *,
     grad_factor: float | Tensor = 1.0,
     v_factor: float | Tensor = 1.0,
+    repulsion_factor: float = 1.0,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `v_factor` · v for the data gradient `grad_factor` · g, and whether all input was finite."""
+    """Return `v_factor` · v for the data gradient `grad_factor` · g, and whether all input was finite.
+
+    The repulsion is multiplied by the sum of `repulsion_factor` over the processes of the group.
+    """
     if h_nd.device.type == "mps":  # has no float64
         v, finite = ascent_direction(
-            h_nd.cpu(), g_nd.cpu(), config, grad_factor=grad_factor, v_factor=v_factor, group=group
+            h_nd.cpu(),
+            g_nd.cpu(),
+            config,
+            grad_factor=grad_factor,
+            v_factor=v_factor,
+            repulsion_factor=repulsion_factor,
+            group=group,
         )
         return v.to(h_nd.device), finite.to(h_nd.device)
     projected, no_interaction = config.rank is not None, h_nd.shape[0] == 1 or isinstance(config.rule, MAP)
-    xx_nn, hx_nn, finite = _grams(h_nd, g_nd, grad_factor, projected, no_interaction, group)
-    interaction = None if no_interaction else _interaction(xx_nn, hx_nn, config)
+    xx_nn, hx_nn, finite, factor = _grams(h_nd, g_nd, grad_factor, projected, no_interaction, repulsion_factor, group)
+    interaction = None if no_interaction else _interaction(xx_nn, hx_nn, config, factor)
     v_nd = torch.empty_like(h_nd, memory_format=torch.contiguous_format)
     for part, h, g in _slices(h_nd, g_nd, grad_factor):
         s = g + config.prior.score(h)
         if interaction is not None:
             s = s if interaction.a_nn is None else interaction.a_nn @ s
             s = torch.addmm(s, interaction.c_nn, g if projected else _centred(h), alpha=-1)
-        if config.rule.temperature > 0:
+        if config.rule.noise > 0:
             noise = torch.randn_like(h)
             noise = noise if interaction is None or interaction.f_nn is None else interaction.f_nn @ noise
-            s = s + math.sqrt(2 * config.rule.temperature / config.rule.step_size) * noise
+            s = s + math.sqrt(2 * config.rule.noise / config.rule.step_size) * noise
         v_nd[:, part] = (s * v_factor).to(v_nd.dtype)
     return v_nd, finite
 
@@ -169,9 +189,13 @@ def _grams(
     grad_factor: float | Tensor,
     projected: bool,
     no_interaction: bool,
+    factor: float,
     group: dist.ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return X Xᵀ, (H − h_0) Xᵀ and whether all values are finite; X = G, or H − h_0 without projection."""
+) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
+    """Return X Xᵀ, (H − h_0) Xᵀ, whether all values are finite, and `factor`, each for the whole group.
+
+    X = G, or H − h_0 without projection.
+    """
     n = h_nd.shape[0]
     xx_nn = torch.zeros(n, n, dtype=torch.float64, device=h_nd.device)
     hx_nn, total = xx_nn.clone(), xx_nn.new_zeros(())
@@ -183,12 +207,18 @@ def _grams(
             xx_nn = torch.addmm(xx_nn, x, x.T)
             hx_nn = torch.addmm(hx_nn, h, x.T) if projected else xx_nn
     if group is not None:
-        sums = torch.cat([xx_nn.flatten(), hx_nn.flatten(), total.view(1)])
+        sums = torch.cat([xx_nn.flatten(), hx_nn.flatten(), total.view(1), total.new_full((1,), factor)])
         dist.all_reduce(sums, group=group)
-        xx_nn, hx_nn, total = sums[: n * n].view(n, n), sums[n * n : -1].view(n, n), sums[-1]
+        xx_nn, hx_nn = sums[: n * n].view(n, n), sums[n * n : -2].view(n, n)
+        total = sums[-2]
     finite = torch.isfinite(total) & torch.isfinite(xx_nn).all() & torch.isfinite(hx_nn).all()
     # eigh fails on non-finite input; the flag informs the caller.
-    return torch.where(finite, xx_nn, 0.0), torch.where(finite, hx_nn, 0.0), finite
+    return (
+        torch.where(finite, xx_nn, 0.0),
+        torch.where(finite, hx_nn, 0.0),
+        finite,
+        factor if group is None else sums[-1],
+    )
 
 
 def _centred(h: Tensor) -> Tensor:
@@ -202,8 +232,8 @@ def _centred(h: Tensor) -> Tensor:
     return h - torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
 
 
-def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig) -> _Interaction:
-    """Return A, C and F, given X Xᵀ and (H − h_0) Xᵀ."""
+def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig, factor: float | Tensor) -> _Interaction:
+    """Return A, C and F, given X Xᵀ, (H − h_0) Xᵀ and the factor of the repulsion."""
     if config.rank is None:
         norms_n = xx_nn.diagonal()
         sq_nn = norms_n[:, None] + norms_n[None] - 2 * xx_nn
@@ -218,7 +248,7 @@ def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig) -> _Inte
     k_nn, slope_nn = config.kernel(sq_nn)
     w_nn = torch.where(sq_nn > 0, 2 * slope_nn, 0.0)
     a_nn, q_nn, f_nn = config.rule.weights(k_nn)
-    c_nn = q_nn @ (torch.diag(w_nn.sum(1)) - w_nn)
+    c_nn = (config.repulsion * factor * q_nn) @ (torch.diag(w_nn.sum(1)) - w_nn)
     if m_nn is not None and z_nr is not None:
         c_nn = c_nn @ z_nr @ m_nn.T
     return _Interaction(a_nn, c_nn, f_nn)

@@ -118,8 +118,10 @@ class Ensemble(nn.Module):
         if len(self) < mesh.members.size:
             sentence = f"{len(self)} members cannot be divided among {mesh.members.size} processes"
             raise ValueError(f"{sentence}; use --mesh.members {len(self)} or less, and --mesh.data for the others.")
+        if isinstance(self.layer, ParticleLayer):
+            self.layer.sees_whole_batch = mesh.data.size == 1 or self.at == "weights"
         if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
-            if self.layer.rule.temperature > 0:
+            if self.layer.rule.noise > 0:
                 raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
@@ -149,7 +151,7 @@ class Ensemble(nn.Module):
             raise ValueError("Other processes have some of the members; ff.load a saved ensemble to have all.")
         references: list[tuple[nn.Module, str]] = [(self, "mesh")]
         if isinstance(self.layer, ParticleLayer):
-            references.append((self.layer, "group"))
+            references += [(self.layer, "group"), (self.layer, "sees_whole_batch")]
         removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]
         try:
             yield

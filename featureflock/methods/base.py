@@ -18,6 +18,7 @@ composition. Additional networks and counters are submodules and buffers of the 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -99,10 +100,13 @@ class Method(ABC):
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         """Loss and outputs for a batch of inputs x and labels y (B,).
 
-        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, which a particle layer expects.
+        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, with the update of the particle layer,
+        if there is one, as its gradient. The loss may be scaled and accumulated like any other (core/layer.py).
         """
-        logits = ens(x)
-        return LossOutput(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits))), logits)
+        layer = ens.layer
+        with layer.loss_scale() if isinstance(layer, ParticleLayer) else nullcontext(lambda loss: loss) as scalable:
+            logits = ens(x)
+            return LossOutput(scalable(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))), logits)
 
     def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
         """Optimisers for parameters that the training loop should not optimise itself.
@@ -147,11 +151,24 @@ class TransportSettings:
     """Subspace of the repulsion: the dominant directions, or the weakest ones as in the authors' code."""
     rule: Rule = WGD()
     """Update rule of the particles."""
+    repulsion: float = 1.0
+    """Strength of the repulsion, the temperature of the posterior; 1 is the paper's."""
+    reference_batch: int | None = None
+    """Batch size that `repulsion` refers to; other sizes keep its strength per example. None for no correction."""
 
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
         """Particle layer with these hyper-parameters."""
         rank = None if self.rank is None else min(self.rank, members)
-        return ParticleLayer(self.prior, self.kernel, rank, self.subspace, self.rule, count=count)
+        return ParticleLayer(
+            self.prior,
+            self.kernel,
+            rank,
+            self.subspace,
+            self.rule,
+            self.repulsion,
+            reference_batch=self.reference_batch,
+            count=count,
+        )
 
 
 def check_non_negative(name: str, value: float) -> None:

@@ -33,6 +33,7 @@ def transport(
     rank: int | None = None,
     subspace: str = "dominant",
     rule: str = "WGD",
+    repulsion: float = 1.0,
 ) -> Tensor:
     n, d = h.shape
     psi = torch.eye(d, dtype=h.dtype)
@@ -57,12 +58,12 @@ def transport(
     score = torch.autograd.grad(log_prior(x), x)[0]
     drive = g + score
     if rule == "WGD":
-        return torch.stack([drive[i] - psi @ (k_grad[i] / sum(k[i])) for i in range(n)])
+        return torch.stack([drive[i] - repulsion * psi @ (k_grad[i] / sum(k[i])) for i in range(n)])
     if rule == "SteinWGD":
-        return drive - torch.linalg.solve(k + 0.01 * torch.eye(n, dtype=h.dtype), k_grad) @ psi.T
+        return drive - repulsion * torch.linalg.solve(k + 0.01 * torch.eye(n, dtype=h.dtype), k_grad) @ psi.T
     assert rule == "SVGD"
     # With one bandwidth per row, ∇_{z_j} k(z_i, z_j) = −∇_{z_i} k(z_i, z_j).
-    rows = [sum(k[i, j] * drive[j] - psi @ kernel_grad(i, j) for j in range(n)) / n for i in range(n)]
+    rows = [sum(k[i, j] * drive[j] - repulsion * psi @ kernel_grad(i, j) for j in range(n)) / n for i in range(n)]
     return torch.stack(rows)
 
 

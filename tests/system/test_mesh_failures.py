@@ -56,7 +56,7 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
         ("--members 1", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
         ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, not 2; start it with torchrun"),
         (
-            "--mesh.data 2 --method.rule svgd --method.rule.temperature 1",
+            "--mesh.data 2 --method.rule svgd --method.rule.noise 1",
             "Langevin noise cannot be computed for parts of a batch",
         ),
     ],

@@ -142,7 +142,7 @@ def test_langevin_noise_has_the_variance_of_a_step(rule):
     torch.manual_seed(0)
     h, g = draw(3, 200_000)
     still = ff.transport(h, g, prior=ff.Uniform(), rule=rule())
-    noise = ff.transport(h, g, prior=ff.Uniform(), rule=rule(temperature=0.3, step_size=0.1)) - still
+    noise = ff.transport(h, g, prior=ff.Uniform(), rule=rule(noise=0.3, step_size=0.1)) - still
     assert_close(noise @ noise.T / noise.shape[1], 2 * 0.3 / 0.1 * torch.eye(3, dtype=h.dtype), rtol=0.02, atol=0.05)
 
 
@@ -153,7 +153,7 @@ def test_svgd_noise_has_covariance_k_across_particles():
     k = torch.exp(-(torch.cdist(h, h) ** 2) / width)
     kernel = ff.RBF(width)
     still = ff.transport(h, g, prior=ff.Uniform(), kernel=kernel, rule=ff.SVGD())
-    noise = ff.transport(h, g, prior=ff.Uniform(), kernel=kernel, rule=ff.SVGD(temperature=0.5)) - still
+    noise = ff.transport(h, g, prior=ff.Uniform(), kernel=kernel, rule=ff.SVGD(noise=0.5)) - still
     assert_close(noise @ noise.T / noise.shape[1], k, rtol=0.02, atol=0.02)
 
 
@@ -322,15 +322,15 @@ def test_error_messages(h, g, options, words):
         lambda: ff.RBF(None),
         lambda: ff.RBF(True),
         lambda: ff.Cauchy("1e-3"),
-        lambda: ff.WGD(temperature=None),
+        lambda: ff.WGD(noise=None),
         lambda: ff.ParticleLayer(prior="cauchy"),
         lambda: ff.ParticleLayer(kernel="rbf"),
         lambda: ff.ParticleLayer(rule="WGD"),
         lambda: ff.ParticleLayer(count="5"),
-        lambda: ff.WGD(temperature=-1),
+        lambda: ff.WGD(noise=-1),
         lambda: ff.SVGD(step_size=0),
         lambda: ff.SteinWGD(eta=0),
-        lambda: ff.ParticleLayer(kernel=ff.RBF("official"), rule=ff.SVGD(temperature=1)),
+        lambda: ff.ParticleLayer(kernel=ff.RBF("official"), rule=ff.SVGD(noise=1)),
     ],
 )
 def test_invalid_hyper_parameters_raise(make):
