@@ -100,7 +100,7 @@ class Method(ABC):
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         """Loss and outputs for a batch of inputs x and labels y (B,).
 
-        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, with the update of the particle layer,
+        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, with the update of a particle layer,
         if there is one, as its gradient. The loss may be scaled and accumulated like any other (core/layer.py).
         """
         layer = ens.layer

@@ -49,7 +49,7 @@ def test_particles_on_a_gaussian_settle_at_the_square_root_of_the_repulsion(repu
 
     def settled(start: torch.Tensor, tau: float) -> torch.Tensor:
         x = start
-        for _ in range(400):
+        for _ in range(1500):
             x = x + 0.2 * ff.transport(x, -x / variance, prior=ff.Uniform(), repulsion=tau)
         return x
 
