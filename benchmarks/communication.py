@@ -159,7 +159,7 @@ class Sizes:
         gathered = most * examples * (self.H if shared else self.C) + (2 * most * W if weights else 0)
         averaged = here * (W + self.S) + (here * W if weights else 0)
         return {
-            "n × n sums": 8 * (2 * n**2 + 1) * (D > 1 and not isinstance(self.method, DeepEnsembles | WeightWGD)),
+            "n × n sums": 8 * (2 * n**2 + 2) * (D > 1 and not isinstance(self.method, DeepEnsembles | WeightWGD)),
             "gather": 4 * gathered * (M > 1),
             "gradients": 4 * averaged * (D > 1) + 4 * self.head * shared * (M * D > 1),
             "bookkeeping": (8 * D + 8 * (n + 5)) * (D > 1) + 16 * (M * D > 1),

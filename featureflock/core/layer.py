@@ -108,10 +108,10 @@ class ParticleLayer(nn.Module):
             self._warn_about_parts()
         count = features.shape[1] if self.count is None else self.count
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
-        factor = 1.0 if self.reference_batch is None else features.shape[1] / self.reference_batch
+        ratio = None if self.reference_batch is None else features.shape[1] / self.reference_batch
         out: Tensor
         out, token = _Transport.apply(  # type: ignore[no-untyped-call]
-            features, config, count, None if self._scale_tokens is not None else scale, factor, self.group
+            features, config, count, None if self._scale_tokens is not None else scale, ratio, self.group
         )
         if self._scale_tokens is not None:
             self._scale_tokens.append(token)
@@ -189,7 +189,7 @@ class _Transport(torch.autograd.Function):
         config: TransportConfig,
         count: int,
         scale: float | Tensor | None,
-        factor: float,
+        batch_ratio: float | None,
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         # A copy: the backward pass needs the features, and the next module may overwrite its input (in-place ReLU).
@@ -197,7 +197,7 @@ class _Transport(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        features, ctx.config, ctx.count, ctx.scale, ctx.factor, ctx.group = inputs
+        features, ctx.config, ctx.count, ctx.scale, ctx.batch_ratio, ctx.group = inputs
         ctx.save_for_backward(features)
 
     @staticmethod
@@ -207,7 +207,7 @@ class _Transport(torch.autograd.Function):
         n = features.shape[0]
         scale, divisor = ctx.scale, ctx.scale
         if scale is None:
-            scale = loss_scale.cpu() if loss_scale.device.type == "mps" else loss_scale
+            scale = (loss_scale.cpu() if loss_scale.device.type == "mps" else loss_scale).double()
             divisor = torch.where(scale == 0, 1.0, scale)
         v, finite = ascent_direction(
             features.reshape(n, -1),
@@ -215,7 +215,7 @@ class _Transport(torch.autograd.Function):
             ctx.config,
             grad_factor=-n * ctx.count / divisor,
             v_factor=-scale / ctx.count,
-            repulsion_factor=ctx.factor,
+            batch_ratio=ctx.batch_ratio,
             group=ctx.group,
         )
         # A gradient that overflowed must reach the optimiser as NaN: GradScaler then skips the step. So no error here.

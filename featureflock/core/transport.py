@@ -148,12 +148,12 @@ def ascent_direction(
     *,
     grad_factor: float | Tensor = 1.0,
     v_factor: float | Tensor = 1.0,
-    repulsion_factor: float = 1.0,
+    batch_ratio: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `v_factor` · v for the data gradient `grad_factor` · g, and whether all input was finite.
 
-    The repulsion is multiplied by the sum of `repulsion_factor` over the processes of the group.
+    The repulsion is multiplied by the sum of `batch_ratio` over the processes of the group, if it is given.
     """
     if h_nd.device.type == "mps":  # has no float64
         v, finite = ascent_direction(
@@ -162,13 +162,14 @@ def ascent_direction(
             config,
             grad_factor=grad_factor,
             v_factor=v_factor,
-            repulsion_factor=repulsion_factor,
+            batch_ratio=batch_ratio,
             group=group,
         )
         return v.to(h_nd.device), finite.to(h_nd.device)
     projected, no_interaction = config.rank is not None, h_nd.shape[0] == 1 or isinstance(config.rule, MAP)
-    xx_nn, hx_nn, finite, factor = _grams(h_nd, g_nd, grad_factor, projected, no_interaction, repulsion_factor, group)
-    interaction = None if no_interaction else _interaction(xx_nn, hx_nn, config, factor)
+    xx_nn, hx_nn, finite, ratio = _grams(h_nd, g_nd, grad_factor, projected, no_interaction, batch_ratio, group)
+    repulsion = config.repulsion if batch_ratio is None else config.repulsion * ratio
+    interaction = None if no_interaction else _interaction(xx_nn, hx_nn, config, repulsion)
     v_nd = torch.empty_like(h_nd, memory_format=torch.contiguous_format)
     for part, h, g in _slices(h_nd, g_nd, grad_factor):
         s = g + config.prior.score(h)
@@ -189,10 +190,10 @@ def _grams(
     grad_factor: float | Tensor,
     projected: bool,
     no_interaction: bool,
-    factor: float,
+    batch_ratio: float | None,
     group: dist.ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
-    """Return X Xᵀ, (H − h_0) Xᵀ, whether all values are finite, and `factor`, each for the whole group.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return X Xᵀ, (H − h_0) Xᵀ, whether all values are finite, and the batch ratio, of the whole group.
 
     X = G, or H − h_0 without projection.
     """
@@ -206,19 +207,14 @@ def _grams(
             x = g if projected else h
             xx_nn = torch.addmm(xx_nn, x, x.T)
             hx_nn = torch.addmm(hx_nn, h, x.T) if projected else xx_nn
+    ratio = total.new_full((), batch_ratio or 0.0)
     if group is not None:
-        sums = torch.cat([xx_nn.flatten(), hx_nn.flatten(), total.view(1), total.new_full((1,), factor)])
+        sums = torch.cat([xx_nn.flatten(), hx_nn.flatten(), total.view(1), ratio.view(1)])
         dist.all_reduce(sums, group=group)
-        xx_nn, hx_nn = sums[: n * n].view(n, n), sums[n * n : -2].view(n, n)
-        total = sums[-2]
+        xx_nn, hx_nn, total, ratio = sums[: n * n].view(n, n), sums[n * n : -2].view(n, n), sums[-2], sums[-1]
     finite = torch.isfinite(total) & torch.isfinite(xx_nn).all() & torch.isfinite(hx_nn).all()
     # eigh fails on non-finite input; the flag informs the caller.
-    return (
-        torch.where(finite, xx_nn, 0.0),
-        torch.where(finite, hx_nn, 0.0),
-        finite,
-        factor if group is None else sums[-1],
-    )
+    return torch.where(finite, xx_nn, 0.0), torch.where(finite, hx_nn, 0.0), finite, ratio
 
 
 def _centred(h: Tensor) -> Tensor:
@@ -232,8 +228,8 @@ def _centred(h: Tensor) -> Tensor:
     return h - torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
 
 
-def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig, factor: float | Tensor) -> _Interaction:
-    """Return A, C and F, given X Xᵀ, (H − h_0) Xᵀ and the factor of the repulsion."""
+def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig, repulsion: float | Tensor) -> _Interaction:
+    """Return A, C and F, given X Xᵀ, (H − h_0) Xᵀ and the repulsion."""
     if config.rank is None:
         norms_n = xx_nn.diagonal()
         sq_nn = norms_n[:, None] + norms_n[None] - 2 * xx_nn
@@ -248,7 +244,7 @@ def _interaction(xx_nn: Tensor, hx_nn: Tensor, config: TransportConfig, factor: 
     k_nn, slope_nn = config.kernel(sq_nn)
     w_nn = torch.where(sq_nn > 0, 2 * slope_nn, 0.0)
     a_nn, q_nn, f_nn = config.rule.weights(k_nn)
-    c_nn = (config.repulsion * factor * q_nn) @ (torch.diag(w_nn.sum(1)) - w_nn)
+    c_nn = (repulsion * q_nn) @ (torch.diag(w_nn.sum(1)) - w_nn)
     if m_nn is not None and z_nr is not None:
         c_nn = c_nn @ z_nr @ m_nn.T
     return _Interaction(a_nn, c_nn, f_nn)
