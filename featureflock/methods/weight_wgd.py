@@ -25,6 +25,10 @@ class WeightWGD(TransportSettings, Method):
     """Prior on each weight, in addition to weight decay. The default is the paper's for CIFAR."""
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
+        if self.reference_batch is not None:
+            raise ValueError(
+                "WeightWGD has no reference_batch: its repulsion does not depend on the batch; leave it out."
+            )
         if train_size is None:
             raise ValueError("WeightWGD needs train_size=N, the number of training points.")
         return Ensemble(extractors, heads, self.layer(len(extractors), count=train_size), at="weights")

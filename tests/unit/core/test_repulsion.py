@@ -96,6 +96,11 @@ def test_a_reference_batch_keeps_the_strength_per_example(rank):
         assert_close(weak - free.repeat(1, k, 1), (once - free).repeat(1, k, 1) / k)
 
 
+def test_weights_have_no_reference_batch():
+    with pytest.raises(ValueError, match="WeightWGD has no reference_batch"):
+        WeightWGD(reference_batch=32).build(lambda: nn.Linear(H, H), lambda: nn.Linear(H, C), members=2, train_size=9)
+
+
 # ---- losses of any scale
 
 
