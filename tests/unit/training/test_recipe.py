@@ -65,7 +65,7 @@ def test_named_recipes_round_trip_through_json(recipe):
     "changes",
     [
         *({"method": method} for method in METHODS),
-        {"method": FeatureWGD(ff.Normal(0.5), ff.RBF(2.5), None, "weakest", ff.SVGD(temperature=0.1))},
+        {"method": FeatureWGD(ff.Normal(0.5), ff.RBF(2.5), None, "weakest", ff.SVGD(noise=0.1))},
         {"data": HeldOut(CIFAR10(padding=1), 50, seed=3)},
         {"data": ImageFolder(Path("net")), "model": ResNetConfig(18, "cifar")},
         {"members": None, "subset": None, "schedule": "one-cycle", "warmup": 0, "precision": "bfloat16"},
