@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from featureflock.distributed.env import is_rank_zero
 from featureflock.utils.progress import ProgressCallback
@@ -36,11 +36,12 @@ def progress_bar(console: Console, unit: str) -> Iterator[ProgressCallback]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"))
     with Progress(*columns, TextColumn(unit), TimeRemainingColumn(), console=console, transient=True) as bars:
-        task = bars.add_task("", total=None, visible=False)
+        tasks: list[TaskID] = []
 
         def update(done: int, total: int | None, what: str) -> None:
-            if not bars.tasks[0].visible:
-                bars.reset(task, completed=done, visible=True)  # so that only the work from now on counts for the speed
-            bars.update(task, completed=done, total=total, description=what)
+            if not tasks:
+                tasks.append(bars.add_task(what, total=total))
+                bars.reset(tasks[0], completed=done)
+            bars.update(tasks[0], completed=done, total=total, description=what)
 
         yield update
