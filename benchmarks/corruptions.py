@@ -23,8 +23,7 @@ import torch
 from harness import row, seconds, write_json
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES, corrupt, frost_source
-from featureflock.corruptions.images import Bytes, ImageRandom
-from featureflock.corruptions.plasma import plasma
+from featureflock.corruptions.images import Bytes, ImageRandom, plasma
 
 SEED = 0
 SET = 10_000

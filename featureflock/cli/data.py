@@ -23,7 +23,6 @@ from featureflock.utils.progress import ProgressCallback
 
 app = tyro.extras.SubcommandApp()
 Name = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 From = Annotated[Path | None, tyro.conf.arg(name="from", metavar="FOLDER")]
 
 
@@ -104,7 +103,7 @@ def corrupt(
     corruptions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = CORRUPTIONS,
     severities: Annotated[tuple[int, ...], tyro.conf.arg(metavar="1…5 …")] = SEVERITIES,
     seed: int = 0,
-    out: Folder = None,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
     from_: From = None,
     workers: int | None = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from featureflock.core import KERNELS, PRIORS, RULES
-from featureflock.data import DATA_SETS
+from featureflock.data import DATA_SETS, HeldOut
 from featureflock.methods import METHODS, Single
 from featureflock.models import MODELS
 from featureflock.training import RECIPES, ComputeConfig, Recipe
@@ -86,7 +86,8 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
         chosen = choices[name]
         if "." not in path:
             if not isinstance(getattr(recipe, path), chosen):
-                recipe = replace(recipe, **{path: chosen()})
+                component: Any = HeldOut(recipe.data) if chosen is HeldOut else chosen()  # of the recipe's data
+                recipe = replace(recipe, **{path: component})
         else:
             field = path.removeprefix("method.")
             if field not in (f.name for f in dataclasses.fields(recipe.method)):  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ The result for image `index` is a function of its pixels and of (seed, corruptio
 bytes in any batch and any process.
 """
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,12 @@ def corrupt(images: Bytes, corruption: str, severity: int, *, seed: int, indices
         indices: positions of the images in their data set, (B,): the keys of their random numbers.
     """
     number = CORRUPTIONS.index(check_corruption(corruption))
-    severity, seed = _as_int("severity", severity), _as_int("seed", seed)
     index_b = _check(images, severity, seed, np.asarray(indices))
     corrupted = np.empty(images.shape, dtype=np.uint8)
     batch = max(1, _BATCH * 1024 // (images.shape[1] * images.shape[2]))
     for start in range(0, len(images), batch):
         part = slice(start, start + batch)
-        rng = ImageRandom(index_b[part], (seed, number, severity))
+        rng = ImageRandom(index_b[part], (int(seed), number, int(severity)))
         corrupted[part] = _FUNCTIONS[corruption](np.ascontiguousarray(images[part]), severity, rng)
     return corrupted
 
@@ -63,13 +61,6 @@ def check_corruption(name: str) -> str:
     return name
 
 
-def _as_int(argument: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{argument} must be an integer; got {value!r}.") from None
-
-
 def _check(images: Bytes, severity: int, seed: int, indices: NDArray[Any]) -> NDArray[np.int64]:
     """Return the indices as int64 if all arguments are valid."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
@@ -77,6 +68,9 @@ def _check(images: Bytes, severity: int, seed: int, indices: NDArray[Any]) -> ND
         raise ValueError(f"Images must be a NumPy array of uint8 (B, H, W, 3); got {got}.")
     if min(images.shape[1:3]) < _MIN_SIZE:
         raise ValueError(f"Images must have at least {_MIN_SIZE} pixels on each side; got {images.shape[1:3]}.")
+    for name, value in (("severity", severity), ("seed", seed)):
+        if not isinstance(value, int | np.integer):
+            raise ValueError(f"{name} must be an integer; got {value!r}.")
     if severity not in SEVERITIES:
         raise ValueError(f"severity must be 1, 2, 3, 4 or 5; got {severity!r}.")
     if not 0 <= seed < 2**32:

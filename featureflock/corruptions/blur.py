@@ -22,14 +22,10 @@ from scipy import ndimage, sparse
 
 from featureflock.corruptions.images import Bytes, Floats, ImageRandom, relative_size, to_bytes
 
-DEFOCUS = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
-"""Radius, alias."""
-GLASS = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
-"""σ, δ, iterations."""
-MOTION = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
-"""Radius, σ."""
-ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)
-"""Upper end of the zooms, which begin at 1 in steps of 0.01."""
+DEFOCUS = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))  # radius, alias
+GLASS = ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))  # σ, δ, iterations
+MOTION = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))  # radius, σ
+ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)  # upper end of the zooms, which begin at 1 in steps of 0.01
 
 
 def defocus_blur(x_bhwc: Bytes, severity: int, _: ImageRandom) -> Bytes:

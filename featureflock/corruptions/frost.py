@@ -13,8 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from featureflock.corruptions.images import Bytes, ImageRandom
-from featureflock.corruptions.plasma import plasma
+from featureflock.corruptions.images import Bytes, ImageRandom, plasma
 from featureflock.data.rng import Stream
 
 PACKAGE = "torch-uncertainty-assets"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import product
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +67,8 @@ def generate_set(
     starts = range(0, len(images), _TASK_SIZE)
     tasks = [(name, severity, seed, start) for name, severity, start in product(missing, writer.severities, starts)]
     workers = os.cpu_count() or 1 if workers is None else workers
-    results = _run_tasks(images, tasks, min(workers, len(tasks)), folder)
-    try:
+    with contextlib.closing(_run_tasks(images, tasks, min(workers, len(tasks)), folder)) as results:
         writer.write(missing, lambda name: (next(results) for task in tasks if task[0] == name), progress)
-    finally:
-        results.close()
 
 
 def copy_set(
@@ -109,14 +105,14 @@ def _run_tasks(images: Bytes, tasks: Sequence[Task], workers: int, folder: Path)
             yield _run(images, task)
         return
     with working_folder(folder) as work:
-        # Workers read the images from a file: sent as an argument, they would keep the next worker from starting.
-        np.save(work / "clean.npy", images)
-        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (work / "clean.npy",))
+        path = work / "clean.npy"  # workers read the images from a file, which is faster than sending them
+        np.save(path, images)
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
         waiting: deque[Future[bytes]] = deque()
         try:
             for task in tasks:
                 with _blocked_interrupts():
-                    waiting.append(pool.submit(_run_in_worker, task))
+                    waiting.append(pool.submit(_run, path, task))
                 if len(waiting) > 8 * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -140,35 +136,26 @@ def _blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run(images: Bytes, task: Task) -> bytes:
+def _run(images: Bytes | Path, task: Task) -> bytes:
     name, severity, seed, start = task
+    images = np.load(images, mmap_mode="r") if isinstance(images, Path) else images
     part = images[start : start + _TASK_SIZE]
     return corrupt(part, name, severity, seed=seed, indices=np.arange(start, start + len(part))).tobytes()
 
 
-_images: Bytes  # in a worker process: all clean images
-
-
-def _run_in_worker(task: Task) -> bytes:
-    return _run(_images, task)
-
-
-def _start_worker(clean: Path) -> None:
-    global _images
-    _images = np.load(clean, mmap_mode="r")
+def _start_worker() -> None:
     cv2.setNumThreads(1)
     # Ctrl-C and SIGTERM reach the whole process group; the main process handles them and ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is not None:  # which may be killed before it can end its workers
-        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+    assert parent is not None
 
+    def exit_with_parent() -> None:  # which may be killed before it can end its workers
+        parent.join()
+        os._exit(1)
 
-def _exit_after(parent: BaseProcess) -> None:
-    """Exit when the parent process has ended."""
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 def _in_order(corruptions: Sequence[str]) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 SHOT = (500, 250, 100, 75, 50)
 IMPULSE = (0.01, 0.02, 0.03, 0.05, 0.07)
 
-_INTERVALS, _AMBIGUOUS = 4096, 256
-"""Number of precomputed intervals of u, and the mark of those that contain more than one byte."""
+_INTERVALS, _AMBIGUOUS = 4096, 256  # precomputed intervals of u, and the mark of those with more than one byte
 
 
 def gaussian_noise(x_bhwc: Bytes, severity: int, rng: ImageRandom) -> Bytes:

@@ -12,21 +12,17 @@ import numpy as np
 
 from featureflock.corruptions.blur import directional_blur, magnification
 from featureflock.corruptions.frost import frost_views
-from featureflock.corruptions.images import Bytes, ImageRandom, relative_size, to_bytes
-from featureflock.corruptions.plasma import plasma
+from featureflock.corruptions.images import Bytes, ImageRandom, plasma, relative_size, to_bytes
 
-SNOW = (
+SNOW = (  # mean, std, zoom, threshold, radius, σ, weight of the image
     (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
     (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
     (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
     (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
     (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
 )
-"""Mean, std, zoom, threshold, radius, σ, weight of the image."""
-FROST = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
-"""Weights of image and frost."""
-FOG = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
-"""Thickness, decay."""
+FROST = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))  # weights of image and frost
+FOG = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))  # thickness, decay
 BRIGHTNESS = (0.05, 0.1, 0.15, 0.2, 0.3)
 
 _GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)

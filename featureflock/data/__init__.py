@@ -1,7 +1,7 @@
 """Data sets: download and cache, splits, batches and augmentation."""
 
 from featureflock.data.augment import EpochKey
-from featureflock.data.examples import Batch, Examples, Normalisation, TensorExamples, content_digest
+from featureflock.data.examples import Batch, Examples, Normalisation, TensorExamples, View, content_digest, only_view
 from featureflock.data.input_format import InputFormat
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
@@ -13,7 +13,6 @@ from featureflock.data.sets.image_folder import ImageFolder
 from featureflock.data.sets.published import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from featureflock.data.sources.fetch import get
 from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
-from featureflock.data.views import View, only_view
 
 __all__ = [
     "CIFAR10",

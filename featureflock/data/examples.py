@@ -1,10 +1,8 @@
 """Labelled examples that a training loop reads in batches, by position.
 
 `TensorExamples` holds all inputs in memory: images stay uint8, and a batch is gathered, augmented and normalised as a
-whole on the device. `StreamedExamples` reads one example at a time in worker processes: image files, or any torch
-Dataset. Every example keeps its index in the full training set, so its augmentation does not depend on the subset used.
-
-Shapes: N examples, B of them in a batch.
+whole on the device. `StreamedExamples` reads single examples in worker processes: image files, or any torch Dataset.
+Every example has an index in the full training set, so its augmentation does not depend on the subset used.
 """
 
 import copy
@@ -159,6 +157,29 @@ class TensorExamples(Examples):
 
     def identity(self) -> str:
         return f"{self.digest()} {self.normalisation}"
+
+
+class View(NamedTuple):
+    """A named rectangle of an image that suffices to predict the class."""
+
+    name: str
+    rows: slice
+    columns: slice
+
+
+def only_view(examples: TensorExamples, view: View) -> TensorExamples:
+    """Return images (N, C, H, W) that have the mean training input outside one view: zeros after normalisation.
+
+    Not black, which is far from the mean of photographs and would be a second change besides the missing view. Images
+    in bytes get the bytes nearest to the mean.
+    """
+    normalisation, shape = examples.normalisation, examples.shape
+    blank = torch.zeros(shape) if normalisation is None else normalisation.mean_input(shape)
+    if not examples.x.is_floating_point():
+        blank = blank.round()
+    x = blank.to(examples.x).expand_as(examples.x).contiguous()
+    x[:, :, view.rows, view.columns] = examples.x[:, :, view.rows, view.columns]
+    return TensorExamples(x, examples.labels, normalisation=normalisation, white=examples.white)
 
 
 def class_labels(y: Tensor, count: int) -> Tensor:

@@ -16,11 +16,10 @@ from featureflock.data.sets.base import Splits
 from featureflock.data.streaming import StreamedExamples
 from featureflock.utils import serialization
 
+# Formats that Pillow decodes without an external program
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
-"""Formats that Pillow decodes without an external program."""
 _NOTES = {"CMYK": "CMYK converted to RGB", "L": "grey", "LA": "grey"}
 _TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
-_DEEP_GREY = "16 bits reduced to 8, grey"
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,11 @@ class InputFormat:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the format that `to_json` wrote."""
-        result: Self = serialization.from_json(cls, value, where="the input format")
-        return result
+        return serialization.from_json(cls, value, where="the input format")  # type: ignore[no-any-return]
 
     def to_json(self) -> dict[str, Any]:
         """Return the format as plain JSON types."""
-        value: dict[str, Any] = serialization.to_json(self, tag=False)
-        return value
+        return serialization.to_json(self, tag=False)  # type: ignore[no-any-return]
 
     def name(self, label: int) -> str:
         """Return the name of a class."""
@@ -69,10 +66,8 @@ class InputFormat:
     def check(self) -> None:
         """Raise ValueError unless the inputs are images."""
         if self.dtype != "uint8" or len(self.shape) != 3 or self.shape[0] not in (1, 3):
-            raise ValueError(
-                f"The inputs of this run are not images but {self.dtype} of shape {self.shape}; use "
-                "featureflock.load(…) and predict in Python instead."
-            )
+            inputs = f"{self.dtype} of shape {self.shape}"
+            raise ValueError(f"The inputs of this run are not images but {inputs}; predict in Python instead.")
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
         """Read an image file in the network's size and colours, with a note on any conversion."""
@@ -84,9 +79,7 @@ class InputFormat:
                 image = centre_crop(image, width, self.margin)
             else:
                 image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-        if channels == 1:
-            image = image.convert("L")
-        return image, "; ".join(notes)
+        return image.convert("L") if channels == 1 else image, "; ".join(notes)
 
     def batch(self, images: list[Image.Image]) -> Tensor:
         """Convert images returned by `read` to network inputs (B, C, H, W)."""
@@ -109,10 +102,9 @@ def _open(path: Path) -> tuple[Image.Image, list[str]]:
             warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as file:
-                conversion = _DEEP_GREY if file.mode.startswith("I;16") else _NOTES.get(file.mode)
-                notes = [] if conversion is None else [conversion]
-                frames = getattr(file, "n_frames", 1)
-                if frames > 1:
+                note = "16 bits reduced to 8, grey" if file.mode.startswith("I;16") else _NOTES.get(file.mode)
+                notes = [] if note is None else [note]
+                if (frames := getattr(file, "n_frames", 1)) > 1:
                     notes.append(f"first of {frames} frames")
                 upright = ImageOps.exif_transpose(file)
                 transparent = upright.mode in _TRANSPARENT or "transparency" in upright.info
@@ -124,9 +116,7 @@ def _open(path: Path) -> tuple[Image.Image, list[str]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file {path}.") from None
     except UnidentifiedImageError:
-        raise ValueError(
-            f"{path} is not an image in a supported format (PNG, JPEG, WebP, BMP, TIFF, GIF, …)."
-        ) from None
+        raise ValueError(f"{path} is not an image in a supported format (PNG, JPEG, WebP, TIFF, GIF, …).") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(f"{path} has too many pixels to be decoded safely; make it smaller first.") from None
     except PermissionError:

@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from featureflock.data.examples import Examples, stratified_split
+from featureflock.data.examples import Examples, View, stratified_split
 from featureflock.data.rng import Stream
-from featureflock.data.views import View
 from featureflock.utils.registry import Registry
 
 

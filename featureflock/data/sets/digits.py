@@ -11,11 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featureflock.data.examples import Normalisation, TensorExamples
+from featureflock.data.examples import Normalisation, TensorExamples, View
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sources.class_names import DIGITS
-from featureflock.data.views import View
 
 
 @DATA_SETS.register("digits")
@@ -29,20 +28,16 @@ class Digits(DataSet):
     def load(self) -> Splits:
         if self.views == 2:
             pairs = two_view_digits()
-            x_train, x_test = ((16 * x).to(torch.uint8)[:, None] for x in (pairs.x_train, pairs.x_test["clean"]))
-            halves = (View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16)))
-            return _splits(x_train, pairs.y_train, x_test, pairs.y_test, halves)
-        x, y = _scans()
-        order = permutation(len(y), Stream.DIGITS_SPLIT)
-        x, y = (16 * x[order]).to(torch.uint8)[:, None], y[order]
-        return _splits(x[:1200], y[:1200], x[1200:], y[1200:])
-
-
-def _splits(x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, views: tuple[View, ...] = ()) -> Splits:
-    normalisation = Normalisation((0.0,), (16.0,))
-    train = TensorExamples(x_train, y_train, normalisation=normalisation, white=16)
-    test = TensorExamples(x_test, y_test, normalisation=normalisation, white=16)
-    return Splits(train, test, 10, class_names=DIGITS, views=views)
+            parts = (pairs.x_train, pairs.y_train), (pairs.x_test["clean"], pairs.y_test)
+            views = [View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16))]
+        else:
+            x, y = _scans()
+            order = permutation(len(y), Stream.DIGITS_SPLIT)
+            parts, views = ((x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])), []
+        norm = Normalisation((0.0,), (16.0,))
+        images = (((16 * x).to(torch.uint8)[:, None], y) for x, y in parts)
+        train, test = (TensorExamples(x, y, normalisation=norm, white=16) for x, y in images)
+        return Splits(train, test, 10, class_names=DIGITS, views=tuple(views))
 
 
 NOISE = 0.4

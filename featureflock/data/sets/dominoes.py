@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.data.examples import Normalisation, TensorExamples
+from featureflock.data.examples import Normalisation, TensorExamples, View
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sets.published import CIFAR10
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.class_names import CIFAR10 as CIFAR10_NAMES
 from featureflock.data.sources.class_names import DIGITS
-from featureflock.data.views import View
 
 _SIZE = 32
 _DIGIT = Normalisation.for_bytes((0.1000,) * 3, (0.2752,) * 3)

@@ -9,7 +9,10 @@ from featureflock.data.sets.digits import Digits
 @DATA_SETS.register("held-out")
 @dataclass(frozen=True)
 class HeldOut(DataSet):
-    """Another data set, tested on held-out training examples: for tuning without looking at the test set."""
+    """Another data set, tested on held-out training examples: for tuning without looking at the test set.
+
+    On the command line, `--data held-out` holds examples out of the recipe's data.
+    """
 
     data: DataSet = Digits()
     """The data set. Its test set is not used."""

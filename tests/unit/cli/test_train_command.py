@@ -14,6 +14,7 @@ import featureflock as ff
 from featureflock.cli import train as command
 from featureflock.cli.main import COMMANDS, main
 from featureflock.cli.recipe_flags import train_command
+from featureflock.data import MNIST, HeldOut
 from featureflock.methods import METHODS, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MODELS, CNNConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
@@ -119,6 +120,11 @@ def test_components_are_chosen_by_name_and_their_fields_are_flags(monkeypatch):
         monkeypatch, "cifar100-wrn16x4", "--method", "feature-wgd"
     )  # naming the current method keeps its prior
     assert same == RECIPES["cifar100-wrn16x4"].recipe
+
+
+def test_held_out_data_are_those_of_the_recipe(monkeypatch):
+    recipe, _ = parsed(monkeypatch, *("mnist-cnn", "--data", "held-out", "--data.examples", "50", "--data.data.flip"))
+    assert recipe.data == HeldOut(MNIST(flip=True), 50)
 
 
 def test_help_lists_recipes_commands_and_fields(monkeypatch, capsys):

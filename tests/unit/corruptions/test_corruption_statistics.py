@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from featureflock.corruptions.images import ImageRandom
+from featureflock.corruptions.images import ImageRandom, plasma
 from featureflock.corruptions.noise import _poisson_table
-from featureflock.corruptions.plasma import plasma
 
 COUNT = 40
 INDEX = np.arange(COUNT)

@@ -12,8 +12,7 @@ from featureflock.corruptions import CORRUPTIONS, SEVERITIES, corrupt, frost, fr
 from featureflock.corruptions.blur import directional_blur, shuffle_pixels
 from featureflock.corruptions.digital import affine
 from featureflock.corruptions.frost import frost_views
-from featureflock.corruptions.images import ImageRandom
-from featureflock.corruptions.plasma import plasma
+from featureflock.corruptions.images import ImageRandom, plasma
 
 SEED = 7
 

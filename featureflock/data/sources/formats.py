@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 files: the official pickles, read without executing them, and PNG files.
+"""Published file formats: the idx files of MNIST, and the pickles and PNG files of CIFAR.
 
 A pickle can run arbitrary code. The unpickler here accepts only the few names that arrays need, and resolves them to a
 class that stores its arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pickle
+import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +21,37 @@ from PIL import Image
 
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def idx_layout(archive: str, *folders: str) -> FileLayout:
+    """Layout of the four idx files in one of the folders, or in an archive."""
+    return FileLayout(_IDX_FILES, (".", *folders), archive, _read_idx)
+
+
+def _read_idx(files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
+    arrays: Arrays = {}
+    for split, images, labels in (("train", *_IDX_FILES[:2]), ("test", *_IDX_FILES[2:])):
+        x = _idx_array(files[images], 3)
+        if x.shape[1:] != shape[:2]:
+            got, want = (" × ".join(map(str, each)) for each in (x.shape[1:], shape[:2]))
+            raise ValueError(f"{files[images].path} has images of {got} pixels; {want} were expected.")
+        arrays[f"{split}_x"] = x[..., None]
+        arrays[f"{split}_y"] = label_bytes(_idx_array(files[labels], 1), len(x), classes, files[labels].path)
+    return arrays
+
+
+def _idx_array(file: DataFile, dims: int) -> NDArray[np.uint8]:
+    start = 4 + 4 * dims
+    if len(file.data) < start or file.data[:4] != bytes((0, 0, 0x08, dims)):  # 0x08 means unsigned bytes
+        raise ValueError(f"{file.path} is not an idx file of bytes in {dims}-D.")
+    shape = struct.unpack(f">{dims}I", file.data[4:start])
+    if (size := len(file.data) - start) != (declared := math.prod(shape)):
+        raise ValueError(
+            f"{file.path} is truncated or damaged: its header declares {declared:,} bytes; it has {size:,}."
+        )
+    return np.frombuffer(file.data, np.uint8, offset=start).reshape(shape)
 
 
 def _read_batches(label_key: str, files: Mapping[str, DataFile], shape: tuple[int, int, int], classes: int) -> Arrays:
