@@ -61,8 +61,7 @@ def main(args: list[str]) -> None:
     if options.explain and not has_convolutions(predictor):
         raise ValueError("--explain needs convolutional networks; leave it out for this run.")
     classifier = RunClassifier(run, predictor, log)
-    read: list[ReadImage] = []
-    refused = []
+    read, refused = list[ReadImage](), list[str]()
     for path in options.images:
         try:
             read.append((path, *classifier.format.read(path)))
@@ -80,7 +79,7 @@ def main(args: list[str]) -> None:
         lines.append("Epistemic uncertainty is 0 where all members predict the same probabilities.")
         console.print("\n".join(lines), soft_wrap=True)
     if options.explain and read:
-        _write_figure(_explain(classifier, read, predictions), options.out)
+        _explain(classifier, read, predictions, options.out)
         log(f"wrote {options.out}")
     if refused:
         raise ValueError(" ".join(refused))
@@ -91,17 +90,6 @@ def _check_figure_path(path: Path) -> None:
         raise ValueError(f"--out {path} cannot be written; give a file in a folder that exists.")
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"--out {path} must end in .png, .jpg or .webp.")
-
-
-def _write_figure(figure: Image.Image, path: Path) -> None:
-    """Write the figure atomically."""
-    data = io.BytesIO()
-    try:
-        figure.save(data, Image.registered_extensions()[path.suffix.lower()])
-        write_atomically(path, data.getvalue())
-    except (OSError, ValueError) as error:
-        what = f"The figure of {figure.width} × {figure.height} pixels cannot be written to {path} ({error})"
-        raise ValueError(f"{what}; give another --out, such as a .png, or fewer images.") from error
 
 
 def _table(predictions: list[ImagePrediction]) -> Table:
@@ -135,8 +123,14 @@ def _as_json(prediction: ImagePrediction, temperature: float) -> dict[str, objec
     }
 
 
-def _explain(classifier: RunClassifier, read: list[ReadImage], predictions: list[ImagePrediction]) -> Image.Image:
-    """Class activation maps of each member over each image, with the members' predictions."""
+def _explain(classifier: RunClassifier, read: list[ReadImage], predictions: list[ImagePrediction], path: Path) -> None:
+    """Draw the class activation maps of each member over each image, with the members' predictions."""
     images = np.stack([np.array(image.convert("RGB")) for _, image, _ in read])
     texts = [[each.members[i].name for each in predictions] for i in range(len(predictions[0].members))]
-    return cam_grid(images, [("Class activation maps", classifier.maps(read), texts)])
+    figure, data = cam_grid(images, [("Class activation maps", classifier.maps(read), texts)]), io.BytesIO()
+    try:
+        figure.save(data, Image.registered_extensions()[path.suffix.lower()])
+        write_atomically(path, data.getvalue())
+    except (OSError, ValueError) as error:
+        what = f"The figure of {figure.width} × {figure.height} pixels cannot be written to {path} ({error})"
+        raise ValueError(f"{what}; give another --out, such as a .png, or fewer images.") from error

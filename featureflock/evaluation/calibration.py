@@ -76,8 +76,8 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
         first, second = (half.to(y.device) for half in pair)
         half_bg = torch.zeros_like(log_p[:, :1].expand(-1, 2))
         half_bg[first, 0] = half_bg[second, 1] = 1
-        start = [_newton(u, *derivatives) for derivatives in (near_2b @ half_bg).T.tolist()]
-        start = [u if math.isnan(step) else _clamped(step) for step in start]
+        steps = [_newton(u, *derivatives) for derivatives in (near_2b @ half_bg).T.tolist()]
+        start = [u if math.isnan(step) else min(max(step, LEAST), MOST) for step in steps]
         fitted = [_temperature(best) for best in _best(likelihood, half_bg, start)]
         other_beta_b = half_bg @ (1 / half_bg.new_tensor(fitted).flip(0))
         outcomes.append(likelihood.outcomes(other_beta_b)[:, torch.cat([first, second])])
@@ -91,15 +91,12 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
 
         T = calibrate(ens, validation_loader)
 
-    T minimises the NLL of softmax(log p̄ / T). Afterwards `ens.predict` uses it, and `save` stores it.
+    T minimises the NLL of softmax(log p̄ / T): above 1 if the ensemble was overconfident, below 1 if it was
+    underconfident. Afterwards `ens.predict` uses it, and `save` stores it.
 
     Args:
         ens: a trained ensemble.
-        loader: batches (inputs, labels), such as a DataLoader of validation data. Do not use training data: members
-            are overconfident on it.
-
-    Returns:
-        T, above 1 if the ensemble was overconfident, below 1 if it was underconfident.
+        loader: batches (inputs, labels) of held-out data; members are overconfident on their training data.
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
@@ -123,7 +120,6 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
 
 
 def _to_device(x: Any, device: torch.device) -> Any:
-    """Inputs on a device; nested containers are supported."""
     if isinstance(x, Tensor):
         return x.to(device)
     if isinstance(x, dict):
@@ -213,7 +209,7 @@ class _Search:
             return
         self.lo, self.hi = (self.u, self.hi) if slope <= 0 else (self.lo, self.u)
         newton = _newton(self.u, slope, curvature)
-        target, enough = _clamped(newton), 1e-7  # the remaining error is of the order of its square
+        target, enough = min(max(newton, LEAST), MOST), 1e-7  # the remaining error is of the order of its square
         if not (self.lo <= newton <= self.hi and abs(target - self.u) <= self.before / 2):
             middle = (self.lo + self.hi) / 2
             target, enough = MOST if self.hi == math.inf else LEAST if self.lo == -math.inf else middle, 1e-9
@@ -226,10 +222,6 @@ def _newton(u: float, slope: float, curvature: float) -> float:
     scaled = math.exp(u) * curvature
     step = slope / scaled if scaled else math.inf
     return u + math.log1p(-step) if step < 1 else math.nan
-
-
-def _clamped(u: float) -> float:
-    return min(max(u, LEAST), MOST)
 
 
 def _temperature(u: float) -> float:

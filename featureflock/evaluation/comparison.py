@@ -17,9 +17,6 @@ from featureflock.evaluation.runs import RunGroup, differing_fields
 from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.methods import DeepEnsembles
 
-Results = Mapping[str, RunResult]
-"""By run folder, str(run)."""
-
 
 def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int, float]) -> float:
     """DEE of a calibrated log-likelihood.
@@ -44,15 +41,6 @@ def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int,
     return math.inf
 
 
-def compare(groups: Sequence[RunGroup], results: Results) -> list[GroupResult]:
-    """Compare groups of runs.
-
-    The baseline of a group is the Deep Ensembles that share seeds with it and differ from it in the fewest recipe
-    fields. Its deep-ensemble equivalent is measured against the largest of the Deep Ensembles that differ least.
-    """
-    return [_group_result(group, groups, results) for group in groups]
-
-
 def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: int) -> list[str]:
     """What a reader of the results should know; `requested` is the number of test examples asked for."""
     found = []
@@ -73,24 +61,40 @@ def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: i
     return found
 
 
-def _group_result(group: RunGroup, groups: Sequence[RunGroup], results: Results) -> GroupResult:
-    runs = [results[str(run)] for run in group.runs]
+def compare(group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, RunResult]) -> GroupResult:
+    """Compare one of several groups with Deep Ensembles; `results` are by str(run).
+
+    The baseline is the Deep Ensembles that share seeds with the group and differ from it in the fewest recipe fields.
+    The deep-ensemble equivalent is measured against the largest of the Deep Ensembles that differ least.
+    """
+    first, runs = group.runs[0], [results[str(run)] for run in group.runs]
     summaries = {run.seed: run.summary for run in runs}
     keys = [key for key in runs[0].summary if all(key in summary for summary in summaries.values())]
     metrics = {key: mean([summary[key] for summary in summaries.values()]) for key in keys}
     at_bound = any(run.temperature_at_bound() for run in runs)
-    baseline, curve = _baseline(group, groups), {} if at_bound else _curve(group, groups, results)
-    worth = deep_ensemble_equivalent(-metrics["nll"].mean, curve) if curve else None
+    deep_ensembles = [other for other in groups if other.runs[0].method == DeepEnsembles.title]
+    differing = {other.title: differing_fields(first, other.runs[0]) for other in deep_ensembles}
+
+    def distance(other: RunGroup) -> tuple[int, int, int]:
+        shared = len(summaries.keys() & {run.seed for run in other.runs})
+        return -min(shared, 1), len(differing[other.title]), -shared
+
+    others = [] if first.method == DeepEnsembles.title else deep_ensembles
+    baseline = min(others, key=distance, default=None)
     theirs = {run.seed: results[str(run)].summary for run in baseline.runs} if baseline is not None else {}
+    sizes = {other.title: results[str(other.runs[0])].members for other in deep_ensembles}
+    best = min(deep_ensembles, key=lambda other: (len(differing[other.title]), -sizes[other.title]), default=None)
+    curve = {} if at_bound or best is None else _curve([results[str(run)] for run in best.runs])
+    worth = deep_ensemble_equivalent(-metrics["nll"].mean, curve) if curve else None
     return GroupResult(
         title=group.title,
-        method=group.runs[0].method,
+        method=first.method,
         members=runs[0].members,
         runs=[run.name for run in runs],
         seeds=list(summaries),
         metrics=metrics,
         baseline=None if baseline is None else baseline.title,
-        baseline_differs_in=[] if baseline is None else differing_fields(group.runs[0], baseline.runs[0]),
+        baseline_differs_in=[] if baseline is None else differing[baseline.title],
         differences=paired_differences(summaries, theirs) if theirs else {},
         deep_ensemble_equivalent=f"more than {max(curve)}" if worth == math.inf else worth,
         temperature_at_bound=at_bound,
@@ -98,31 +102,8 @@ def _group_result(group: RunGroup, groups: Sequence[RunGroup], results: Results)
     )
 
 
-def _baseline(group: RunGroup, groups: Sequence[RunGroup]) -> RunGroup | None:
-    """The Deep Ensembles to compare with; None for Deep Ensembles."""
-    if group.runs[0].method == DeepEnsembles.title:
-        return None
-    seeds = {run.seed for run in group.runs}
-
-    def distance(other: RunGroup) -> tuple[int, int, int]:
-        shared = len(seeds & {run.seed for run in other.runs})
-        return -min(shared, 1), len(differing_fields(group.runs[0], other.runs[0])), -shared
-
-    return min(_deep_ensembles(groups), key=distance, default=None)
-
-
-def _curve(group: RunGroup, groups: Sequence[RunGroup], results: Results) -> dict[int, float]:
+def _curve(runs: Sequence[RunResult]) -> dict[int, float]:
     """Calibrated log-likelihood of Deep Ensembles by size, mean over runs; empty if a temperature is at its bound."""
-
-    def distance(other: RunGroup) -> tuple[int, int]:
-        return len(differing_fields(group.runs[0], other.runs[0])), -results[str(other.runs[0])].members
-
-    best = min(_deep_ensembles(groups), key=distance, default=None)
-    runs = [results[str(run)] for run in best.runs] if best is not None else []
-    if not runs or any(run.temperature_at_bound() for run in runs):
+    if any(run.temperature_at_bound() for run in runs):
         return {}
     return {int(n): -mean([run.details.by_size[n]["nll"] for run in runs]).mean for n in runs[0].details.by_size}
-
-
-def _deep_ensembles(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    return [group for group in groups if group.runs[0].method == DeepEnsembles.title]

@@ -5,8 +5,7 @@
     predictive variance = (1/n) Σ_i Σ_c (p_ic − p̄_c)²
 
 Predictive variance is the gain from averaging: the members' mean Brier score minus that of the ensemble, for any
-labels. More diversity is not better in itself: weaker members also differ more, so compare their accuracy too (arXiv
-2302.00704).
+labels. More diversity is not better in itself: weaker members also differ more (arXiv 2302.00704).
 
 Shapes: n members, B examples, C classes.
 """
@@ -30,11 +29,8 @@ class Diversity(NamedTuple):
 
 def member_diversity(member_probs: Tensor) -> Diversity:
     """All three measures, from (n, B, C) with at least two members."""
-    return Diversity(
-        disagreement(member_probs),
-        mutual_information(member_probs).mean().item(),
-        predictive_variance(member_probs).mean().item(),
-    )
+    means = [measure(member_probs).mean().item() for measure in (mutual_information, predictive_variance)]
+    return Diversity(disagreement(member_probs), *means)
 
 
 def disagreement(member_probs: Tensor) -> float:
@@ -57,5 +53,4 @@ def mutual_information(member_probs: Tensor) -> Tensor:
 
 def predictive_variance(member_probs: Tensor) -> Tensor:
     """Variance of the members' probabilities, summed over classes, for each example (B,). 0 for one member."""
-    p_nbc = checked_probs(member_probs, members=True)
-    return p_nbc.var(0, correction=0).sum(-1)
+    return checked_probs(member_probs, members=True).var(0, correction=0).sum(-1)

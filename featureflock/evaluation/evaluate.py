@@ -92,30 +92,20 @@ def evaluate_runs(
         progress: called after each batch.
         log: called with messages for the user.
     """
-    plan = plan_evaluation(folders, protocol, data=data, log=log)
+    plan = plan_evaluation(folders, protocol, data, log)
     _compute_predictions(plan, compute, progress)
     log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
     measured = {str(run): measure_run(run, plan, name) for run, name in zip(plan.runs, plan.names, strict=True)}
-    return _compare(plan, measured, dict(zip(measured, titles, strict=True)) if titles else {}, log)
+    return _compare(plan, measured, dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}, log)
 
 
-def cache_predictions(
-    folders: Sequence[Path | str],
-    protocol: EvaluationProtocol = EvaluationProtocol(),
-    *,
-    compute: ComputeConfig = ComputeConfig(),
-    progress: EvaluationProgress = lambda done, total, task: None,
-) -> None:
+def cache_predictions(folders: Sequence[Path | str], protocol: EvaluationProtocol, compute: ComputeConfig) -> None:
     """Compute the predictions and maps that `evaluate_runs` with the same arguments needs, and no metrics."""
-    _compute_predictions(plan_evaluation(folders, protocol), compute, progress)
+    _compute_predictions(plan_evaluation(folders, protocol), compute, lambda done, total, task: None)
 
 
 def plan_evaluation(
-    folders: Sequence[Path | str],
-    protocol: EvaluationProtocol,
-    *,
-    data: DataSet | None = None,
-    log: Log = lambda text: None,
+    folders: Sequence[Path | str], protocol: EvaluationProtocol, data: DataSet | None = None, log: Log = lambda _: None
 ) -> EvaluationPlan:
     """Read the runs and prepare their test sets, which must be the same for all."""
     if not folders:
@@ -136,8 +126,7 @@ def plan_evaluation(
 def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun:
     """Compute all metrics of a run from its cached predictions. `name` identifies it in the results."""
     clean = load_predictions(run, plan.test_sets[0])
-    mapped = {kind: cam_cache.load_maps(run, kind, sets) for kind, sets in plan.mapped.items()}
-    maps = {kind: found for kind, found in mapped.items() if found is not None}
+    maps = {kind: found for kind, sets in plan.mapped.items() if (found := cam_cache.load_maps(run, kind, sets))}
     views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
     for test_set in plan.test_sets:
         lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set))
@@ -149,13 +138,8 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
             case "corrupted":
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
-    predictions = RunPredictions(
-        clean=SetPredictions(lambda: (clean.log_probs, clean.labels)),
-        views=views,
-        corrupted=corrupted,
-        ood=ood,
-        maps={kind: found.maps for kind, found in maps.items()},
-    )
+    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels))
+    predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: found.maps for kind, found in maps.items()})
     result = RunResult(
         name=name,
         method=run.method,
@@ -222,9 +206,8 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
     """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
     groups = group_runs(plan.runs, titles)
     runs = {name: each.result for name, each in measured.items()}
-    compared = compare(groups, runs)
-    remarks = notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
-    for remark in remarks:
+    compared = [compare(group, groups, runs) for group in groups]
+    for remark in (remarks := notes(list(runs.values()), compared, len(plan.test_sets[0].positions))):
         log(remark)
     firsts = {group.title: measured[str(group.runs[0])] for group in groups}
     several = {title: run for title, run in firsts.items() if run.result.members > 1}
@@ -252,8 +235,7 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
 
 def _names(runs: list[TrainedRun]) -> list[str]:
     """Short names of runs: the last part of their paths, or as many parts as distinguish them."""
-    parts = [run.folder.path.absolute().parts for run in runs]
-    depth = 1
+    parts, depth = [run.folder.path.absolute().parts for run in runs], 1
     while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
         depth += 1
     return ["/".join(part[-depth:]) for part in parts]

@@ -31,12 +31,10 @@ Images = dict[str, bytes]
 
 
 class MemberVotes(NamedTuple):
-    """What each member predicts, without the rest of its probabilities."""
+    """What each member predicts for B examples, without the rest of its probabilities."""
 
     positions: Tensor
-    """(B,)."""
     labels: Tensor
-    """(B,)."""
     classes: Tensor
     """Most probable class of each member, (n, B)."""
     probs: Tensor
@@ -49,11 +47,6 @@ class MemberVotes(NamedTuple):
         probs = predictions.log_probs.double().exp()
         top, classes = probs.max(-1)
         return cls(predictions.positions, predictions.labels, classes, top, mutual_information(probs))
-
-    def at(self, positions: Tensor) -> "MemberVotes":
-        """Only the examples at these positions."""
-        mask = torch.isin(self.positions, positions)
-        return MemberVotes(*(part[..., mask] for part in self))
 
 
 def disputed_examples(
@@ -68,7 +61,8 @@ def disputed_examples(
     positions, *others = (each.positions for each in votes.values())
     for other in others:  # an unreadable example may be missing from some
         positions = positions[torch.isin(positions, other)]
-    parts = {title: each.at(positions) for title, each in votes.items()}
+    masks = {title: torch.isin(each.positions, positions) for title, each in votes.items()}
+    parts = {title: MemberVotes(*(part[..., masks[title]] for part in each)) for title, each in votes.items()}
     information_b = torch.stack([part.mutual_information for part in parts.values()]).mean(0)
     order = information_b.argsort(descending=True, stable=True)[:count]
     pixels = _pixels(test, positions[order])
@@ -80,10 +74,8 @@ def disputed_examples(
             image = Image.fromarray(pixels[k])
             image.thumbnail((MAX_SIZE, MAX_SIZE))
             images[name] = _png(image)
-        predictions = {
-            title: list(zip(part.classes[:, b].tolist(), part.probs[:, b].tolist(), strict=True))
-            for title, part in parts.items()
-        }
+        tops = {title: (part.classes[:, b].tolist(), part.probs[:, b].tolist()) for title, part in parts.items()}
+        predictions = {title: list(zip(*pair, strict=True)) for title, pair in tops.items()}
         examples.append(DisputedExample(position, int(labels[b]), float(information_b[b]), name, predictions))
     return examples, images
 

@@ -46,13 +46,6 @@ class Predictions(NamedTuple):
     positions: Tensor
     """Positions of the examples in the test set, (B,), increasing."""
 
-    def at(self, positions: Tensor) -> "Predictions":
-        """Only the examples at these positions."""
-        if torch.equal(self.positions, positions):
-            return self
-        mask = torch.isin(self.positions, positions)
-        return Predictions(self.log_probs[:, mask], self.labels[mask], self.positions[mask])
-
 
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
@@ -108,7 +101,9 @@ def load_predictions(run: TrainedRun, test_set: EvaluationSet) -> Predictions:
     tensors = read_cache(run, test_set.name, test_set.identity, (*Predictions._fields, "asked"))
     if tensors is None or not torch.isin(test_set.positions, tensors["asked"]).all():
         raise ValueError(f"{run} has no predictions on {test_set.name}; evaluate it first.")
-    return Predictions(*(tensors[name] for name in Predictions._fields)).at(test_set.positions)
+    log_probs, labels, positions, _ = tensors.values()
+    mask = torch.isin(positions, test_set.positions)
+    return Predictions(log_probs[:, mask], labels[mask], positions[mask])
 
 
 def predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick = lambda done: None) -> Predictions:
@@ -133,8 +128,8 @@ def write_cache(run: TrainedRun, name: str, identity: str, tensors: dict[str, Te
         metadata = _metadata(run, identity) | {"sha256": _digest(tensors)}
         write_atomically(folder / f"{name}.safetensors", safetensors.torch.save(tensors, metadata))
     except OSError as error:
-        help = "Free some space or change its permissions, then run the same command again."
-        raise OSError(f"{folder} could not be written to: {error.strerror or error}. {help}") from error
+        what = f"{folder} could not be written to: {error.strerror or error}"
+        raise OSError(f"{what}. Free some space or change its permissions, then run the command again.") from error
 
 
 def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:

@@ -2,8 +2,8 @@
 
     results.json = EvaluationResults.to_json()
 
-Accuracies, ECE and the like are fractions from 0 to 1, NLL is in nats. Scores are after temperature scaling with
-test-time cross-validation, unless they are called raw. A value that could not be measured is None or missing.
+Accuracies, ECE and the like are fractions from 0 to 1, NLL is in nats. Calibrated scores are after temperature scaling
+with test-time cross-validation. A value that could not be measured is None or missing.
 """
 
 import json
@@ -25,8 +25,6 @@ Scores = dict[str, float]
 @dataclass(frozen=True)
 class TestSetScores:
     """Scores of one run on one test set."""
-
-    __test__ = False  # not a pytest class
 
     calibrated: Scores
     raw: Scores
@@ -156,8 +154,6 @@ class GroupResult:
 @dataclass(frozen=True)
 class TestSetInfo:
     """What was tested on."""
-
-    __test__ = False  # not a pytest class
 
     name: str
     """clean; the view that is left, such as left; fog-3; or the OOD set, such as noise."""

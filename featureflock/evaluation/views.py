@@ -44,12 +44,13 @@ def first_view_fraction(full: Tensor, only_first: Tensor, only_second: Tensor) -
 
 def view_difference_by_input(fraction_nb: Tensor) -> float:
     """Mean over pairs of members and inputs of |f_ib − f_jb|; 0 for one member."""
-    return _mean_over_pairs(fraction_nb)
+    n, total = len(fraction_nb), (fraction_nb[:, None] - fraction_nb).abs().mean(-1).sum().item()  # counts pairs twice
+    return float(total / max(1, n * (n - 1)))
 
 
 def view_difference_on_average(fraction_nb: Tensor) -> float:
     """Mean over pairs of members of |f_i − f_j|; 0 for one member."""
-    return _mean_over_pairs(fraction_nb.mean(1, keepdim=True))
+    return view_difference_by_input(fraction_nb.mean(1, keepdim=True))
 
 
 def covered_views(
@@ -65,8 +66,3 @@ def covered_views(
     chance = 1 / classes
     pairs_by_view = [zip(member_accuracy, view, strict=True) for view in member_accuracy_by_view]
     return [any(a > chance and a_v - chance >= (a - chance) / 2 for a, a_v in pairs) for pairs in pairs_by_view]
-
-
-def _mean_over_pairs(x_nb: Tensor) -> float:
-    n, total = len(x_nb), (x_nb[:, None] - x_nb[None]).abs().mean(-1).sum().item()  # counts each pair twice
-    return float(total / max(1, n * (n - 1)))

@@ -173,7 +173,7 @@ def _complete(run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, c
             train(run.recipe, run.folder, compute=compute, resume=True, reporter=reporter)
         except RunLockedError:
             return False
-    cache_predictions([run.folder], protocol, compute=compute)
+    cache_predictions([run.folder], protocol, compute)
     return True
 
 

@@ -8,10 +8,10 @@
     risk(j/B) = errors among the j most confident / j,    AURC = (1/B) Σ_j risk(j/B)
 
 Everything is computed in float64. `scores` takes log-probabilities, which do not underflow: its NLL is finite for the
-log_softmax of finite logits. If a label has probability 0, the NLL is infinite.
+log_softmax of finite logits.
 
-Examples are ordered by 1 − max_c p_c, computed as the sum over the other classes, because 1 − p rounds to 0 for many
-predictions of a well-trained network. Ties count as in random order (the expected risk).
+Examples are ordered by 1 − max_c p_c, the sum over the other classes, because 1 − p rounds to 0 for many predictions of
+a well-trained network. Ties count as in random order (the expected risk).
 
 Shapes: n members, k test sets, B examples, C classes.
 """
@@ -130,7 +130,7 @@ def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
     """Error rate among the most confident examples, for every coverage."""
     p = checked_probs(probs)
     risk = _risk(top_error(p), _top(p, checked_labels(labels, p))[1])
-    return RiskCoverage(_counted(risk) / len(risk), risk)
+    return RiskCoverage(torch.ones_like(risk).cumsum(-1) / len(risk), risk)
 
 
 def aurc(probs: Tensor, labels: Tensor) -> float:
@@ -195,15 +195,11 @@ def _risk(top_error_kb: Tensor, correct_kb: Tensor) -> Tensor:
     wrong_kb = 1 - correct_kb.gather(-1, order_kb)
     place_kb = torch.zeros_like(order_kb)
     place_kb[..., 1:] = (top_error_kb[..., 1:] != top_error_kb[..., :-1]).cumsum(-1)
-    errors_kb, count_kb = (_sums(x_kb, place_kb, x_kb.shape[-1]) for x_kb in (wrong_kb, torch.ones_like(wrong_kb)))
-    return (errors_kb / count_kb).gather(-1, place_kb).cumsum(-1) / _counted(wrong_kb)
+    ones_kb = torch.ones_like(wrong_kb)
+    errors_kb, count_kb = (_sums(x_kb, place_kb, x_kb.shape[-1]) for x_kb in (wrong_kb, ones_kb))
+    return (errors_kb / count_kb).gather(-1, place_kb).cumsum(-1) / ones_kb.cumsum(-1)
 
 
 def _sums(x_kb: Tensor, place_kb: Tensor, places: int) -> Tensor:
     """Sums over entries with the same place."""
     return x_kb.new_zeros(*x_kb.shape[:-1], places).scatter_add_(-1, place_kb, x_kb)
-
-
-def _counted(x_kb: Tensor) -> Tensor:
-    """1, 2, …, B."""
-    return torch.arange(1, x_kb.shape[-1] + 1, dtype=torch.float64, device=x_kb.device)
