@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from featureflock.training.loop import _Loop
 from featureflock.training.run_folder import RunFolder
 from system.test_mesh import images
 
-LONG = ("train", "digits", "--members", "3", "--epochs", "12", "--checkpoint-minutes", "0.002")
+RUN = ("train", "digits", "--members", "3", "--epochs", "3")
+SAVE_ALWAYS = (*RUN, "--checkpoint-minutes", "0.00001")  # after every step
 
 
 def output(folder: Path) -> list[str]:
@@ -73,7 +74,7 @@ def test_user_errors_are_reported_once_and_before_training(flags, sentence, tmp_
 
 def fail_in_step_7(how: str, *words: str) -> None:
     """The command, whose last rank fails in step 7."""
-    failures.HEARTBEAT_SECONDS, failures.GRACE_SECONDS = 0.2, 1.5
+    failures.HEARTBEAT_SECONDS, failures.GRACE_SECONDS = 0.1, 1.0
     original = _Loop._step
 
     def step(self, batch):
@@ -88,7 +89,7 @@ def fail_in_step_7(how: str, *words: str) -> None:
 
 
 def test_an_error_has_the_rank_in_its_traceback_and_ends_all_processes(tmp_path):
-    words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
+    words = (*RUN, "--mesh.data", "2", "--out", tmp_path / "run")
     assert finish(start(2, tmp_path / "output", fail_in_step_7, "raise", *words), 60) == [1, 1]
     first, second = output(tmp_path / "output")
     assert re.search(r"RuntimeError: a defect of this rank\nThis was rank 1 on \S+ \(process \d+\)\.\n$", second)
@@ -98,7 +99,7 @@ def test_an_error_has_the_rank_in_its_traceback_and_ends_all_processes(tmp_path)
 
 def test_a_killed_process_is_named_and_ends_the_others(tmp_path):
     """On 2 × 2 processes, where one has no direct connection to the killed one."""
-    words = (*LONG, "--mesh.data", "2", "--out", tmp_path / "run")
+    words = (*RUN, "--mesh.data", "2", "--out", tmp_path / "run")
     processes = start(4, tmp_path / "output", fail_in_step_7, "SIGKILL", *words)
     assert finish(processes, 60) == [1, 1, 1, -signal.SIGKILL]
     sentence = rf"rank 3 on \S+ \(process {processes[3].pid}\) exited without an error message; was it killed\?"
@@ -106,8 +107,8 @@ def test_a_killed_process_is_named_and_ends_the_others(tmp_path):
 
 
 def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path):
-    timeout = 4
-    words = (*LONG, "--mesh.timeout", str(timeout), "--out", tmp_path / "run")
+    timeout = 3
+    words = (*RUN, "--mesh.timeout", str(timeout), "--out", tmp_path / "run")
     processes = start(2, tmp_path / "output", fail_in_step_7, "SIGSTOP", *words)
     status = Path(f"/proc/{processes[1].pid}/stat")
     wait_for(lambda: " T " in status.read_text())
@@ -186,43 +187,48 @@ def test_the_lock_of_a_killed_process_is_released_while_its_workers_are_alive(tm
         pass
 
 
-def descendants(pid: int) -> Iterator[int]:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield int(child)
-        yield from descendants(int(child))
+KILL_ONCE = """
+import os
+import signal
+from featureflock.training.loop import _Loop
 
+original = _Loop._step
 
-def rank_0_of(pid: int) -> int:
-    ranks = {p: Path(f"/proc/{p}/environ").read_bytes().split(b"\0") for p in descendants(pid)}
-    return next(p for p, environment in ranks.items() if b"RANK=0" in environment)
+def step(self, batch):
+    if self.state.step == 25 and os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(self, batch)
+
+_Loop._step = step
+"""
 
 
 def test_torchrun_restarts_a_killed_group_which_ends_with_the_same_bits(tmp_path):
     """Rank 0 is killed, which has locked the folder and writes its files."""
     run, alike = tmp_path / "run", tmp_path / "alike"
+    (tmp_path / "kill_once.py").write_text(KILL_ONCE)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     process = subprocess.Popen(
-        [sys.executable, *torchrun, "-m", "featureflock", *LONG, "--out", run],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        [sys.executable, *torchrun, "-m", "featureflock", *SAVE_ALWAYS, "--out", run],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "FEATUREFLOCK_PLUGINS": "kill_once"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        wait_for(lambda: newest_step(run) >= 30 or process.poll() is not None)
-        os.kill(rank_0_of(process.pid), signal.SIGKILL)
         text, errors = process.communicate(timeout=100)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors
     assert text.count("Resuming after step") == 1
-    assert text.count("epoch 12/12") == 1
-    assert finish(start(2, tmp_path / "output", command, *LONG, "--out", alike)) == [0, 0]
+    assert text.count("epoch 3/3") == 1
+    assert finish(start(2, tmp_path / "output", command, *SAVE_ALWAYS, "--out", alike)) == [0, 0]
     assert same(weights(run), weights(alike))
     first, second = output(tmp_path / "output")
-    assert [first.count(f"epoch {epoch}/12") for epoch in range(1, 13)] == [1] * 12
+    assert [first.count(f"epoch {epoch}/3") for epoch in range(1, 4)] == [1] * 3
     assert second == ""
-    assert len((alike / "metrics.jsonl").read_text().splitlines()) == 12
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 12
+    assert len((alike / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
