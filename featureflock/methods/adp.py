@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, check_non_negative
+from featureflock.methods.base import METHODS, LossOutput, Method, check_numbers
 
 _EPSILON = 1e-6
 
@@ -40,11 +40,7 @@ class ADP(Method):
     """β, weight of the log-determinant. The authors use 0.5."""
 
     def __post_init__(self) -> None:
-        check_non_negative("alpha", self.alpha)
-        check_non_negative("beta", self.beta)
-
-    def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
-        return Ensemble(extractors, heads)
+        check_numbers(self, "alpha", "beta")
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         logits = ens(x)

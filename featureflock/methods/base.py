@@ -16,7 +16,6 @@ composition. Additional networks and counters are submodules and buffers of the 
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -47,8 +46,8 @@ class LossOutput(NamedTuple):
     """Logits of the members, (n, B, C), from which the training loop computes accuracy and cross-entropy."""
 
 
-class Method(ABC):
-    """Base class of methods. A subclass implements `assemble`, and `loss` unless it is the mean cross-entropy."""
+class Method:
+    """Base class of methods. A subclass overrides `assemble`, `loss` or both."""
 
     title: ClassVar[str] = "custom method"
     """Name in tables."""
@@ -79,9 +78,7 @@ class Method(ABC):
         """
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
-            raise ValueError(
-                f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got members={members} and seed={seed}."
-            )
+            raise ValueError(f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got {members} and {seed}.")
         extractors, heads = [], []
         with torch.random.fork_rng():
             for i in range(members):
@@ -93,9 +90,12 @@ class Method(ABC):
         ens.execution = execution
         return ens
 
-    @abstractmethod
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
-        """Combine new extractors and heads into an ensemble for a data set of `train_size` points."""
+        """Combine new extractors and heads into an ensemble for a data set of `train_size` points.
+
+        By default, members share nothing and do not interact.
+        """
+        return Ensemble(extractors, heads)
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         """Loss and outputs for a batch of inputs x and labels y (B,).
@@ -171,10 +171,13 @@ class TransportSettings:
         )
 
 
-def check_non_negative(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is finite and at least 0."""
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
+def check_numbers(method: Method, *names: str, above_zero: bool = False) -> None:
+    """Raise ValueError unless these fields are finite and at least 0, or above 0."""
+    for name in names:
+        value = getattr(method, name)
+        if not 0 <= value < math.inf or (above_zero and value == 0):
+            limit = "above 0" if above_zero else "of at least 0"
+            raise ValueError(f"{name} must be a finite number {limit}; got {value!r}.")
 
 
 def check_loss_output(output: object, method: Method, members: int, examples: int) -> LossOutput:

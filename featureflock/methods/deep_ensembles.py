@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.methods.base import METHODS, LossOutput, Method
@@ -23,9 +23,6 @@ class DeepEnsembles(Method):
     """Independent networks, each trained by maximum likelihood."""
 
     title = "Deep Ensembles"
-
-    def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
-        return Ensemble(extractors, heads)
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         outputs = ens(x)

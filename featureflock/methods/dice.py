@@ -18,7 +18,6 @@ Over the first epochs δ_cr rises linearly from 0, and β_ceb geometrically from
 Shapes: n members, B data points, H features, C classes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,12 +27,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, check_non_negative
+from featureflock.methods.base import METHODS, LossOutput, Method, check_numbers
 from featureflock.methods.discriminators import TAU, Discriminators, discriminate
 
-_LIMIT = 10.0
-"""Log-variances are limited to ±10 by a scaled tanh."""
-_INITIAL_LOG_VARIANCE = -5.0
+_LIMIT, _INITIAL_LOG_VARIANCE = 10.0, -5.0  # log-variances are limited to ±10 by a scaled tanh
 
 
 class Terms(NamedTuple):
@@ -72,19 +69,18 @@ class DICE(Method):
     batch of 128 leaves one in a million examples without a negative for 10 classes, and 28 % for 100 classes."""
 
     def __post_init__(self) -> None:
-        check_non_negative("delta", self.delta)
-        check_non_negative("ramp_epochs", self.ramp_epochs)
-        for name in ("beta", "initial_beta", "tau", "discriminator_learning_rate", "class_learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number above 0; got {getattr(self, name)!r}.")
+        check_numbers(self, "delta", "ramp_epochs")
+        rates = "discriminator_learning_rate", "class_learning_rate"
+        check_numbers(self, "beta", "initial_beta", "tau", *rates, above_zero=True)
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:
             raise ValueError("DICE needs train_size=N, the number of training points in an epoch.")
-        sizes = {(head.in_features, head.out_features) for head in heads if isinstance(head, nn.Linear)}
-        features, classes = sizes.pop() if sizes else (0, 0)
-        if sizes or features == 0 or not all(isinstance(head, nn.Linear) for head in heads):
+        sizes = {(head.in_features, head.out_features) if isinstance(head, nn.Linear) else None for head in heads}
+        size = sizes.pop()
+        if sizes or size is None:
             raise ValueError(f"DICE needs nn.Linear heads of equal size; got {heads[0]}.")
+        features, classes = size
         gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
         mean_heads = [nn.Sequential(FirstColumns(features), head) for head in heads]
         return Ensemble(gaussian, mean_heads, Bottleneck(len(extractors), features, classes, train_size))
@@ -143,10 +139,8 @@ class GaussianFeatures(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         if h.ndim != 2 or h.shape[1] != self.linear.in_features:
-            raise ValueError(
-                f"DICE needs extractors that return (examples, {self.linear.in_features}), the input size of the head; "
-                f"got {tuple(h.shape)}."
-            )
+            expected = f"(examples, {self.linear.in_features}), the input size of the head"
+            raise ValueError(f"DICE needs extractors that return {expected}; got {tuple(h.shape)}.")
         gaussian: Tensor = self.linear(h)
         return gaussian
 

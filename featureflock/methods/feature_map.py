@@ -5,7 +5,6 @@ repulsion, an ablation that isolates the effect of the repulsion.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -22,8 +21,7 @@ class FeatureMAP(Method):
     """A prior on the features before a shared head, without repulsion."""
 
     title = "feature-MAP"
-
-    default_members: ClassVar[int] = 1
+    default_members = 1
 
     prior: Prior = Cauchy(5e-3)
     """Prior on each feature. The default is the paper's for CIFAR-100, where it reports this ablation."""

@@ -1,10 +1,6 @@
-"""A single network trained by maximum likelihood: the paper's baseline.
-
-loss = CE
-"""
+"""A single network trained by maximum likelihood, the paper's baseline: loss = CE."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -18,12 +14,9 @@ class Single(Method):
     """A single network trained by maximum likelihood."""
 
     title = "Single"
-
-    default_members: ClassVar[int] = 1
+    default_members = 1
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if len(extractors) != 1:
-            raise ValueError(
-                f"Single trains one network, got members={len(extractors)}; use DeepEnsembles for several."
-            )
-        return Ensemble(extractors, heads)
+            raise ValueError(f"Single trains one network, got members={len(extractors)}; use DeepEnsembles instead.")
+        return super().assemble(extractors, heads, train_size)
