@@ -28,25 +28,19 @@ COMPONENTS: dict[str, Mapping[str, type]] = {
     "method.rule": RULES,
 }
 """Components that a flag chooses by name. Their fields are flags too: --method feature-wgd --method.rank 4."""
+_LISTED = "featureflock train --help lists all recipes."
 
 
 def read_flags(command: str, args: list[str], what: str, *extra: Field) -> tuple[str, Any]:
     """Return the name of the recipe, and an object with the fields `recipe`, `compute` and `extra`.
 
-    Args:
-        command: name of the command, such as train.
-        args: name of the recipe, then flags.
-        what: sentence about the command in its help.
-        extra: additional flags of the command.
+    `args` are the name of the recipe, then flags. `what` is a sentence about the command for its help.
     """
     name, flags = args[0], args[1:]
     if name.startswith("-"):
-        raise ValueError(
-            f"The name of a recipe comes first: featureflock {command} NAME [FLAGS]; featureflock train --help lists "
-            "all recipes."
-        )
+        raise ValueError(f"The name of a recipe comes first: featureflock {command} NAME [FLAGS]; {_LISTED}")
     if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES, otherwise="featureflock train --help lists all recipes.")
+        raise unknown_name("recipe", name, RECIPES, otherwise=_LISTED)
     recipe = _with_chosen_components(RECIPES[name].recipe, flags)
     options: Any = tyro.cli(
         _options(recipe, extra),
@@ -83,17 +77,15 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
         name = _value_of(f"--{path}", flags)
         if name is None or name not in choices:
             continue
-        chosen = choices[name]
-        if "." not in path:
-            if not isinstance(getattr(recipe, path), chosen):
-                component: Any = HeldOut(recipe.data) if chosen is HeldOut else chosen()  # of the recipe's data
-                recipe = replace(recipe, **{path: component})
-        else:
-            field = path.removeprefix("method.")
-            if field not in (f.name for f in dataclasses.fields(recipe.method)):  # type: ignore[arg-type]
-                raise ValueError(f"{type(recipe.method).__name__} has no {field}; leave out --{path}.")
-            if not isinstance(getattr(recipe.method, field), chosen):
-                recipe = replace(recipe, method=replace(recipe.method, **{field: chosen()}))  # type: ignore[type-var]
+        owner: Any = recipe.method if "." in path else recipe
+        field = path.removeprefix("method.")
+        if not hasattr(owner, field):
+            raise ValueError(f"{type(owner).__name__} has no {field}; leave out --{path}.")
+        chosen: Any = choices[name]
+        if not isinstance(getattr(owner, field), chosen):
+            component = HeldOut(recipe.data) if chosen is HeldOut else chosen()  # of the recipe's data
+            changed = replace(owner, **{field: component})
+            recipe = replace(recipe, method=changed) if "." in path else changed
     if isinstance(recipe.method, Single) and recipe.members is not None:
         recipe = replace(recipe, members=1)
     return recipe
@@ -101,13 +93,8 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
 
 def _value_of(flag: str, flags: list[str]) -> str | None:
     """Value of a flag; the last one if it is given twice."""
-    value = None
-    for word, following in pairwise([*flags, None]):
-        if word == flag:
-            value = following
-        elif word is not None and word.startswith(f"{flag}="):
-            value = word.removeprefix(f"{flag}=")
-    return value
+    words = [part for word in flags for part in (word.split("=", 1) if word.startswith(f"{flag}=") else [word])]
+    return next((value for word, value in reversed(list(pairwise(words))) if word == flag), None)
 
 
 def _options(recipe: Recipe, extra: tuple[Field, ...]) -> type:

@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,38 +13,25 @@ import torch
 import tyro
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from featureflock.cli.recipe_flags import Field, component_name, read_flags, train_command
+from featureflock.cli.recipe_flags import component_name, read_flags, train_command
 from featureflock.cli.terminal import make_console
 from featureflock.distributed.env import is_rank_zero
 from featureflock.distributed.failures import AlreadyReported
 from featureflock.methods import DeepEnsembles
-from featureflock.training import (
-    RECIPES,
-    LineReporter,
-    ProgressBarReporter,
-    Recipe,
-    Reporter,
-    ReporterGroup,
-    TensorBoardReporter,
-    train,
-)
-from featureflock.training.reporters import RunPlan, has_tensorboard
+from featureflock.training import RECIPES, LineReporter, ProgressBarReporter, Recipe, Reporter, train
+from featureflock.training.reporters import ReporterGroup, RunPlan, TensorBoardReporter, has_tensorboard
 
-_OUT: Field = (
-    "out",
-    Annotated[
-        Path | None,
-        tyro.conf.arg(help="Folder of the run. Default: runs/RECIPE-METHOD-seedSEED.", metavar="FOLDER"),
-    ],
-    dataclasses.field(default=None),
-)
-_RESUME: Field = (
-    "resume",
-    Annotated[bool, tyro.conf.arg(help="Resume the run in that folder from its last checkpoint.")],
-    dataclasses.field(default=False),
-)
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Flags of the command itself."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder of the run. Default: runs/RECIPE-METHOD-seedSEED."""
+    resume: bool = False
+    """Resume the run in that folder from its last checkpoint."""
 
 
 def main(args: list[str]) -> None:
@@ -52,7 +40,8 @@ def main(args: list[str]) -> None:
         _list_recipes()
         return
     with _errors_on_rank_zero_only():
-        name, options = read_flags("train", args, "", _OUT, _RESUME)
+        extra = ("run", Annotated[RunFlags, tyro.conf.arg(name="")], dataclasses.field(default=RunFlags()))
+        name, options = read_flags("train", args, "", extra)
     _run(name, args[1:], options)
 
 
@@ -62,19 +51,17 @@ def _errors_on_rank_zero_only() -> Iterator[None]:
     if is_rank_zero():
         yield
         return
-    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        try:
+    try:
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
             yield
-        except ValueError:
-            raise AlreadyReported(1) from None
+    except ValueError:
+        raise AlreadyReported(1) from None
 
 
 def _list_recipes() -> None:
     console = make_console()
     console.print("usage: featureflock train NAME [FLAGS]\n\nTrain an ensemble with a recipe.")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("NAME", no_wrap=True)
-    table.add_column("description")
+    table = Table(Column("NAME", no_wrap=True), "description", box=box.SIMPLE_HEAD, show_edge=False)
     for name, entry in RECIPES.items():
         table.add_row(name, entry.what)
     console.print(table)
@@ -97,18 +84,15 @@ class _ProcessHint(Reporter):
         processes = plan.faster_processes
         if processes > 1:
             threads = torch.get_num_threads() // processes
-            command = ["torchrun", f"--nproc-per-node={processes}", "-m", "featureflock", "train", *self.args]
-            self.console.print(
-                f"Hint: {processes} processes would be faster: OMP_NUM_THREADS={threads} "
-                f"{shlex.join([*command, '--mesh.members', str(processes)])}",
-                soft_wrap=True,
-            )
+            launcher = f"OMP_NUM_THREADS={threads} torchrun --nproc-per-node={processes} -m"
+            command = shlex.join(["featureflock", "train", *self.args, "--mesh.members", str(processes)])
+            self.console.print(f"Hint: {processes} processes would be faster: {launcher} {command}", soft_wrap=True)
 
 
 def _run(name: str, flags: list[str], options: Any) -> None:
     recipe: Recipe = options.recipe
     method = component_name(recipe, "method")
-    out = options.out or Path("runs") / f"{name}-{method}-seed{recipe.seed}"
+    out = options.run.out or Path("runs") / f"{name}-{method}-seed{recipe.seed}"
     console = make_console()
     reporters: list[Reporter] = [
         _ProcessHint(console, [name, *flags]),
@@ -117,7 +101,7 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     if has_tensorboard() and is_rank_zero():
         reporters.append(TensorBoardReporter(out / "tensorboard"))
     console.print(f"{name}: {method}, members: {recipe.size}, epochs: {recipe.epochs}, in {out}", soft_wrap=True)
-    result = train(recipe, out, compute=options.compute, resume=options.resume, reporter=ReporterGroup(*reporters))
+    result = train(recipe, out, compute=options.compute, resume=options.run.resume, reporter=ReporterGroup(*reporters))
     test = result["test"]
     lines = [
         f"Test accuracy {test['accuracy']:.2f} %, NLL {test['nll']:.4f}; accuracy of members "

@@ -13,16 +13,5 @@ from featureflock.utils.registry import import_submodules
 
 import_submodules(__name__, __path__)
 
-__all__ = [
-    "ADP",
-    "DICE",
-    "METHODS",
-    "DeepEnsembles",
-    "FeatureMAP",
-    "FeatureWGD",
-    "FunctionWGD",
-    "LossOutput",
-    "Method",
-    "Single",
-    "WeightWGD",
-]
+__all__ = ["METHODS", "LossOutput", "Method"]
+__all__ += ["ADP", "DICE", "DeepEnsembles", "FeatureMAP", "FeatureWGD", "FunctionWGD", "Single", "WeightWGD"]

@@ -124,11 +124,9 @@ class Method:
         return [make([p for p in ens.parameters() if p.requires_grad and p not in excluded]), *extra]
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
-        """Order of the N training examples in an epoch, from which consecutive batches are taken.
+        """Order of the examples in an epoch, from which consecutive batches are taken.
 
-        Args:
-            shuffled: a random permutation of 0 … N − 1.
-            labels: (N,), indexed by position.
+        `shuffled` is a random permutation of 0 … N − 1, and `labels` (N,) is indexed by position.
         """
         return shuffled
 

@@ -78,7 +78,7 @@ class DICE(Method):
             raise ValueError("DICE needs train_size=N, the number of training points in an epoch.")
         sizes = {(head.in_features, head.out_features) if isinstance(head, nn.Linear) else None for head in heads}
         size = sizes.pop()
-        if sizes or size is None:
+        if sizes or size is None or size[0] == 0:
             raise ValueError(f"DICE needs nn.Linear heads of equal size; got {heads[0]}.")
         features, classes = size
         gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
@@ -97,7 +97,8 @@ class DICE(Method):
         z = layer(gaussian)
         logits = ens.logits(z)
         z = z[..., : layer.features]
-        layer.advance(len(y))
+        if layer.training and torch.is_grad_enabled():
+            layer.seen += len(y)
         frozen = {name: p.detach() for name, p in layer.discriminators.named_parameters()}
         estimate = discriminate(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
         terms = Terms(
@@ -124,10 +125,7 @@ class DICE(Method):
 
 
 class GaussianFeatures(nn.Module):
-    """Maps features (B, H) to the means and log-variances (B, 2H) of Gaussian features.
-
-    Initially the means equal the features and the variances are small.
-    """
+    """Maps features to means, initially equal to them, and log-variances of Gaussian features: (B, H) -> (B, 2H)."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -157,10 +155,7 @@ class FirstColumns(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Samples z (n, B, H) from Gaussian features (n, B, 2H) in training; the identity in eval mode.
-
-    It also holds the class Gaussians, the discriminators, and the number of examples seen in training.
-    """
+    """Samples z (n, B, H) from Gaussian features (n, B, 2H) in training; the identity in eval mode."""
 
     def __init__(self, members: int, features: int, classes: int, train_size: int) -> None:
         super().__init__()
@@ -182,11 +177,6 @@ class Bottleneck(nn.Module):
     def epochs(self) -> Tensor:
         """Number of epochs trained so far."""
         return self.seen / self.train_size
-
-    def advance(self, examples: int) -> None:
-        """Add to the number of examples seen; only in training with gradients enabled."""
-        if self.training and torch.is_grad_enabled():
-            self.seen += examples
 
     def divergence(self, gaussian_nb2h: Tensor, y_b: Tensor) -> Tensor:
         """KL(e_i(z|x) ‖ b_i(z|y)) in nats, (n, B)."""

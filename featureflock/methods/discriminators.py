@@ -25,18 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 TAU = 10.0
-_WIDTHS = 256, 256, 100, 1
-_EMBEDDING = 64
-_SLOPE = 0.2
+_WIDTHS, _EMBEDDING, _SLOPE = (256, 256, 100, 1), 64, 0.2
 
 
 class Discriminators(nn.Module):
-    """One discriminator per pair of members.
-
-    Args:
-        members: n; there is no discriminator for n = 1.
-        features, classes: H and C.
-    """
+    """One discriminator per pair of members; none for a single member."""
 
     def __init__(self, members: int, features: int, classes: int) -> None:
         super().__init__()

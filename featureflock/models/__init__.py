@@ -6,10 +6,9 @@
 Every extractor maps a batch to features (B, H) and stores H as `feature_dim`.
 """
 
-from featureflock.models.base import MODELS, ModelConfig, linear_head
+from featureflock.models.base import MODELS, CustomModelConfig, ModelConfig, linear_head
 from featureflock.models.cifar_resnet import CifarResNet, CifarResNetConfig
 from featureflock.models.cnn import CNN, CNNConfig
-from featureflock.models.custom import CustomModelConfig
 from featureflock.models.fast_cnn import FastCNN, FastCNNConfig
 from featureflock.models.mlp import MLP, MLPConfig
 from featureflock.models.resnet import ResNet, ResNetConfig
@@ -18,21 +17,6 @@ from featureflock.utils.registry import import_submodules
 
 import_submodules(__name__, __path__)
 
-__all__ = [
-    "CNN",
-    "MLP",
-    "MODELS",
-    "CNNConfig",
-    "CifarResNet",
-    "CifarResNetConfig",
-    "CustomModelConfig",
-    "FastCNN",
-    "FastCNNConfig",
-    "MLPConfig",
-    "ModelConfig",
-    "ResNet",
-    "ResNetConfig",
-    "WideResNet",
-    "WideResNetConfig",
-    "linear_head",
-]
+__all__ = ["MODELS", "CustomModelConfig", "ModelConfig", "linear_head"]
+__all__ += ["CNN", "MLP", "CifarResNet", "FastCNN", "ResNet", "WideResNet"]
+__all__ += ["CNNConfig", "CifarResNetConfig", "FastCNNConfig", "MLPConfig", "ResNetConfig", "WideResNetConfig"]

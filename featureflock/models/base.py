@@ -8,6 +8,8 @@ A recipe holds a `ModelConfig`, a frozen dataclass of sizes, which builds featur
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -17,42 +19,56 @@ from featureflock.utils.registry import Registry
 
 
 class ModelConfig(ABC):
-    """Base class of model configurations. Subclasses are frozen dataclasses."""
+    """Base class of model configurations, which are frozen dataclasses."""
 
     fit_examples: ClassVar[int] = 0
     """Number of training inputs passed to `fit`; 0 if the model is not fitted to data."""
 
     @abstractmethod
     def extractor(self, shape: tuple[int, ...]) -> nn.Module:
-        """Build a randomly initialised feature extractor.
+        """Build a randomly initialised feature extractor for inputs of this shape, (C, H, W) for images.
 
         It maps a batch of inputs to features (B, H) and stores H as `feature_dim`.
-
-        Args:
-            shape: shape of one input, (C, H, W) for images.
         """
 
     def fit(self, extractor: nn.Module, x: Tensor) -> None:  # noqa: B027
         """Initialise data-dependent parts of a new extractor, such as a whitening layer.
 
-        Args:
-            extractor: a new extractor.
-            x: `fit_examples` training inputs (all, if there are fewer), not augmented, the same for every member.
+        x are `fit_examples` training inputs (all, if there are fewer), not augmented, the same for every member.
         """
 
     def head(self, extractor: nn.Module, classes: int) -> nn.Module:
         """Build a randomly initialised classifier for the features of `extractor`."""
         features = getattr(extractor, "feature_dim", None)
         if not isinstance(features, int):
-            raise ValueError(
-                f"{type(extractor).__name__} has no integer attribute feature_dim, the number of its features; "
-                "add it, or pass a head."
-            )
+            name = type(extractor).__name__
+            raise ValueError(f"{name} has no integer attribute feature_dim, its number of features; add it or a head.")
         return linear_head(features, classes)
 
 
 MODELS: Registry[type[ModelConfig]] = Registry("model")
 """Model configurations by their command-line name."""
+
+
+@dataclass(frozen=True)
+class CustomModelConfig(ModelConfig):
+    """User-defined modules.
+
+        Recipe(model=CustomModelConfig(MyBackbone), ...)
+
+    A recipe cannot be rebuilt from JSON with it. For that, write a `ModelConfig` and register it (CONTRIBUTING.md).
+    """
+
+    make_extractor: Callable[[], nn.Module]
+    """Returns a new feature extractor."""
+    make_head: Callable[[], nn.Module] | None = None
+    """Returns a new head; by default a linear layer on the extractor's `feature_dim` features."""
+
+    def extractor(self, shape: tuple[int, ...]) -> nn.Module:
+        return self.make_extractor()
+
+    def head(self, extractor: nn.Module, classes: int) -> nn.Module:
+        return super().head(extractor, classes) if self.make_head is None else self.make_head()
 
 
 def linear_head(features: int, classes: int) -> nn.Linear:

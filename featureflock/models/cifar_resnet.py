@@ -10,22 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.models.base import MODELS, ModelConfig, image_channels
-from featureflock.models.layers import check_positive, conv, global_average, initialise
+from featureflock.models.layers import conv, global_average, initialise
 from featureflock.models.resnet import BasicBlock
 
 
 class CifarResNet(nn.Module):
     """Maps images (B, channels, H, W), usually 32×32, to non-negative features (B, 64).
 
-    Args:
-        depth: 6b + 2 layers, such as 20, 32 or 44, counting the classifier.
-        channels: image channels.
+    It has `depth` = 6b + 2 layers, such as 20, 32 or 44, counting the classifier.
     """
 
     def __init__(self, depth: int, channels: int = 3) -> None:
         super().__init__()
         _check(depth)
-        check_positive("channels", channels)
         self.stem = nn.Sequential(conv(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
         blocks, inputs = [], 16
         for outputs, stride in ((16, 1), (32, 2), (64, 2)):

@@ -1,7 +1,4 @@
-"""Small convolutional network for digits: h ← relu(bn(conv(h))) three times.
-
-The layers have w, 2w and 4w channels at full, half and quarter resolution.
-"""
+"""Small convolutional network for digits: h ← relu(bn(conv(h))) with w, 2w and 4w channels, each at half the size."""
 
 from dataclasses import dataclass
 
@@ -12,17 +9,10 @@ from featureflock.models.layers import check_positive, conv, global_average, ini
 
 
 class CNN(nn.Module):
-    """Maps small images (B, channels, H, W), such as 8×8 or 28×28, to non-negative features (B, 4·width).
-
-    Args:
-        channels: image channels.
-        width: w, the channels of the first layer.
-    """
+    """Maps small images (B, channels, H, W), such as 8×8 or 28×28, to non-negative features (B, 4·width)."""
 
     def __init__(self, channels: int = 1, width: int = 32) -> None:
         super().__init__()
-        check_positive("channels", channels)
-        check_positive("width", width)
         self.layers = nn.Sequential()
         for inputs, outputs, stride in ((channels, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)):
             self.layers.extend([conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs), nn.ReLU()])

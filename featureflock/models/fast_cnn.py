@@ -31,23 +31,16 @@ from torch import Tensor, nn
 from featureflock.models.base import MODELS, ModelConfig, image_channels
 from featureflock.models.layers import check_positive, conv, initialise
 
-_PATCH = 2
-_EPSILON = 5e-4
-_CHUNK = 100
+_PATCH, _EPSILON, _CHUNK = 2, 5e-4, 100
 
 
 class FastCNN(nn.Module):
-    """Maps images (B, channels, H, W), usually 32×32, to features (B, widths[-1]).
-
-    Args:
-        widths: channels of the stages.
-        channels: image channels.
-    """
+    """Maps images (B, channels, H, W), usually 32×32, to features (B, widths[-1]). `widths` are those of the stages."""
 
     def __init__(self, widths: Sequence[int] = (32, 64, 128), channels: int = 3) -> None:
         super().__init__()
-        _check(widths)
         check_positive("channels", channels)
+        check_positive("widths", *widths)
         self.whitening = Whitening(channels)
         self.stages = nn.Sequential()
         inputs = 2 * channels * _PATCH**2
@@ -149,7 +142,7 @@ class FastCNNConfig(ModelConfig):
     """Channels of the stages, each at half the resolution of the one before; the last is the number of features."""
 
     def __post_init__(self) -> None:
-        _check(self.widths)
+        check_positive("widths", *self.widths)
 
     def extractor(self, shape: tuple[int, ...]) -> FastCNN:
         return FastCNN(self.widths, image_channels(shape))
@@ -157,10 +150,3 @@ class FastCNNConfig(ModelConfig):
     def fit(self, extractor: nn.Module, x: Tensor) -> None:
         if isinstance(extractor, FastCNN):
             extractor.fit(x)
-
-
-def _check(widths: Sequence[int]) -> None:
-    if not widths:
-        raise ValueError("A FastCNN needs at least one stage; give widths such as (32, 64, 128).")
-    for width in widths:
-        check_positive("each of widths", width)

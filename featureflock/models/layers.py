@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Convolution with "same" padding at stride 1. It has no bias, because BatchNorm would remove it."""
+    check_positive("channels", inputs)
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
@@ -35,7 +36,10 @@ def initialise(module: nn.Module) -> None:
             nn.init.zeros_(m.bias)
 
 
-def check_positive(name: str, size: int) -> None:
-    """Raise ValueError unless `size` is an integer of at least 1."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {size!r}.")
+def check_positive(name: str, *sizes: int) -> None:
+    """Raise ValueError unless all sizes are integers of at least 1, and there is one."""
+    if not sizes:
+        raise ValueError(f"{name} must contain at least one number.")
+    for size in sizes:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be an integer of at least 1; got {size!r}.")

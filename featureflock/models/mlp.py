@@ -22,7 +22,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, widths: Sequence[int] = (128, 64, 32)) -> None:
         super().__init__()
         check_positive("inputs", inputs)
-        _check(widths)
+        check_positive("widths", *widths)
         self.layers = nn.Sequential()
         for fan_in, fan_out in itertools.pairwise((inputs, *widths)):
             self.layers.extend([nn.Linear(fan_in, fan_out), nn.ReLU()])
@@ -43,14 +43,7 @@ class MLPConfig(ModelConfig):
     """Layer widths; each layer is followed by a ReLU."""
 
     def __post_init__(self) -> None:
-        _check(self.widths)
+        check_positive("widths", *self.widths)
 
     def extractor(self, shape: tuple[int, ...]) -> MLP:
         return MLP(math.prod(shape), self.widths)
-
-
-def _check(widths: Sequence[int]) -> None:
-    if not widths:
-        raise ValueError("An MLP needs at least one layer; give widths such as (128, 64, 32).")
-    for width in widths:
-        check_positive("each of widths", width)

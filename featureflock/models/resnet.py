@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.models.base import MODELS, ModelConfig, image_channels
-from featureflock.models.layers import check_positive, conv, global_average, initialise
+from featureflock.models.layers import conv, global_average, initialise
 
 Depth = Literal[18, 34, 50, 101, 152]
 Stem = Literal["imagenet", "cifar"]
@@ -36,7 +36,6 @@ class ResNet(nn.Module):
     def __init__(self, depth: Depth, stem: Stem = "imagenet", channels: int = 3) -> None:
         super().__init__()
         _check(depth, stem)
-        check_positive("channels", channels)
         first = conv(channels, 64, 7, 2) if stem == "imagenet" else conv(channels, 64, 3)
         self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU())
         if stem == "imagenet":

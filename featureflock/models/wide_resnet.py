@@ -31,7 +31,6 @@ class WideResNet(nn.Module):
     def __init__(self, depth: int, width: int, channels: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
         _check(depth, width, dropout)
-        check_positive("channels", channels)
         self.conv = conv(channels, 16, 3)
         blocks, inputs = [], 16
         for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
@@ -57,8 +56,7 @@ class PreactivationBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.dropout = nn.Dropout(dropout)
         self.conv2 = conv(outputs, outputs, 3)
-        same = inputs == outputs and stride == 1
-        self.shortcut = None if same else conv(inputs, outputs, 1, stride)
+        self.shortcut = None if inputs == outputs and stride == 1 else conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         a = F.relu(self.bn1(x))

@@ -1,9 +1,9 @@
 """Training: recipes, the loop, checkpoints, progress."""
 
-from featureflock.training.compute import ComputeConfig, ResolvedCompute
+from featureflock.training.compute import ComputeConfig
 from featureflock.training.loop import train
 from featureflock.training.recipe import Recipe
-from featureflock.training.recipes import RECIPES, NamedRecipe
+from featureflock.training.recipes import RECIPES
 from featureflock.training.reporters import (
     LineReporter,
     ProgressBarReporter,
@@ -14,18 +14,5 @@ from featureflock.training.reporters import (
 from featureflock.training.signals import TrainingInterrupted
 from featureflock.training.validation import DivergenceError
 
-__all__ = [
-    "RECIPES",
-    "ComputeConfig",
-    "DivergenceError",
-    "LineReporter",
-    "NamedRecipe",
-    "ProgressBarReporter",
-    "Recipe",
-    "Reporter",
-    "ReporterGroup",
-    "ResolvedCompute",
-    "TensorBoardReporter",
-    "TrainingInterrupted",
-    "train",
-]
+__all__ = ["RECIPES", "ComputeConfig", "DivergenceError", "Recipe", "TrainingInterrupted", "train"]
+__all__ += ["LineReporter", "ProgressBarReporter", "Reporter", "ReporterGroup", "TensorBoardReporter"]

@@ -13,8 +13,11 @@ from featureflock.training.run_folder import RunFolder
 
 def build(recipe: Recipe, splits: Splits) -> Ensemble:
     """Build the ensemble of a recipe for its data, randomly initialised."""
-    sample = _fit_sample(splits.train, recipe.model.fit_examples)
-    return _build(recipe, splits.train.shape, splits.classes, len(splits.train), sample)
+    examples, sample = splits.train, None
+    if recipe.model.fit_examples:  # the inputs that models are fitted to are a function of the data only
+        positions = permutation(len(examples), Stream.DATA_DEPENDENT_INIT)[: recipe.model.fit_examples].sort().values
+        sample = next(iter(examples.batches([positions], torch.device("cpu")))).x
+    return _build(recipe, examples.shape, splits.classes, len(examples), sample)
 
 
 def rebuild(run: RunFolder) -> Ensemble:
@@ -25,8 +28,6 @@ def rebuild(run: RunFolder) -> Ensemble:
     try:
         recipe = Recipe.from_json(run.read("recipe.json"))
     except UnregisteredComponentError:
-        return load(run.ensemble)
-    if not (run.path / "inputs.json").is_file():  # runs of older versions
         return load(run.ensemble)
     inputs = InputFormat.from_json(run.read("inputs.json"))
     ens = _build(recipe, inputs.shape, inputs.classes, run.read("result.json")["train"]["examples"], None)
@@ -53,22 +54,12 @@ def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int
 
     def make_extractor() -> nn.Module:
         extractors.append(recipe.model.extractor(shape))
-        if sample is not None:
+        if sample is not None and len(sample):
             recipe.model.fit(extractors[-1], sample)
         return extractors[-1]
 
     def make_head() -> nn.Module:
         return recipe.model.head(extractors[-1], classes)
 
-    return recipe.method.build(
-        make_extractor, make_head, members=recipe.members, seed=recipe.seed, train_size=train_size
-    )
-
-
-def _fit_sample(examples: Examples, count: int) -> Tensor | None:
-    """The training inputs that models are fitted to, a function of the data only; None if there are none."""
-    if not count:
-        return None
-    positions = permutation(len(examples), Stream.DATA_DEPENDENT_INIT)[:count].sort().values
-    x = next(iter(examples.batches([positions], torch.device("cpu")))).x
-    return x if len(x) else None
+    members, seed = recipe.members, recipe.seed
+    return recipe.method.build(make_extractor, make_head, members=members, seed=seed, train_size=train_size)

@@ -7,7 +7,6 @@ stored: the random numbers of a step are a function of the seed and the step.
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,6 @@ from torch import Tensor
 
 from featureflock.data import content_digest
 from featureflock.utils.files import atomic_path, clear_partials
-
-_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors")
-_FORMAT = "2"
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _separate({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()})
     text = json.dumps(checkpoint.metadata)
-    header = {"format": _FORMAT, "metadata": text, "sha256": _digest(tensors, text)}
+    header = {"metadata": text, "sha256": _digest(tensors, text)}
     with atomic_path(folder / f"checkpoint-{step:09d}.safetensors") as path:
         try:
             save_file(tensors, path, header)
@@ -50,12 +46,9 @@ def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
 
 
 def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, or None if there is none, and messages about damaged ones.
-
-    A damaged file is renamed, so that it does not count as one of the last two.
-    """
+    """Return the newest intact checkpoint, if any, and messages about damaged ones, which are renamed."""
     messages: list[str] = []
-    for path in reversed(_paths(folder) if folder.is_dir() else []):
+    for path in reversed(_paths(folder)):
         try:
             checkpoint = _read(path)
         except (ValueError, LookupError, safetensors.SafetensorError):
@@ -63,36 +56,30 @@ def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
             messages.append(f"{path} is damaged and was renamed; using the previous checkpoint.")
         else:
             return checkpoint, messages
-    if folder.is_dir() and any(folder.glob("*.damaged")):
+    if any(folder.glob("*.damaged")):
         raise ValueError(f"All checkpoints in {folder} are damaged; start again in another folder.")
     return None, []
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(folder.glob("checkpoint-*.safetensors"))
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share memory with an earlier one, such as tied weights, which safetensors refuses."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        storage = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return separate
+    """Copy tensors that share memory with a later one, such as tied weights, which safetensors refuses."""
+    originals = set({tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}.values())
+    return {name: tensor if name in originals else tensor.clone() for name, tensor in tensors.items()}
 
 
 def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
-    names = sorted(tensors)
-    content = content_digest(*(tensors[name] for name in names))
-    return hashlib.sha256((metadata + json.dumps(names) + content).encode()).hexdigest()
+    content = content_digest(*(tensors[name] for name in sorted(tensors)))
+    return hashlib.sha256((metadata + json.dumps(sorted(tensors)) + content).encode()).hexdigest()
 
 
 def _read(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-    if header["format"] != _FORMAT or header["sha256"] != _digest(tensors, header["metadata"]):
+    if header["sha256"] != _digest(tensors, header["metadata"]):
         raise ValueError(f"{path} is damaged.")
     return Checkpoint(tensors, json.loads(header["metadata"]))

@@ -8,8 +8,8 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,10 +50,8 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         if not self.checkpoint_minutes >= 0 or self.test_every < 0:
-            raise ValueError(
-                f"checkpoint_minutes and test_every must be at least 0; got {self.checkpoint_minutes} and "
-                f"{self.test_every}."
-            )
+            got = f"{self.checkpoint_minutes} and {self.test_every}"
+            raise ValueError(f"checkpoint_minutes and test_every must be at least 0; got {got}.")
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,6 @@ class ResolvedCompute:
         parts += ["channels_last"] * self.channels_last + ["compiled"] * self.compile
         parts += [self.execution.replace("_", " ")] * (self.execution != "sequential")
         return ", ".join(parts + [f"{self.threads} thread{'s' * (self.threads > 1)}"] * (self.device == "cpu"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields as plain JSON types."""
-        return asdict(self)
 
     def prepare(self, ens: Ensemble) -> Ensemble:
         """Move an ensemble to the device and memory format, and compile its members."""
@@ -104,15 +98,12 @@ class ResolvedCompute:
 def resolve_compute(
     compute: ComputeConfig, precision: Precision, ens: Ensemble, flops: Callable[[], float]
 ) -> ResolvedCompute:
-    """Resolve every `auto`.
-
-    Args:
-        compute: the configuration.
-        precision: precision of the recipe.
-        ens: the ensemble to compute.
-        flops: returns the approximate FLOPs of the run; called only if the choice depends on it.
-    """
-    name = compute.device if compute.device != "auto" else _default_device()
+    """Resolve every `auto`. `flops` returns the approximate FLOPs of the run, if the choice depends on it."""
+    name = compute.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda" and launched_by_torchrun():
+            name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -120,21 +111,18 @@ def resolve_compute(
         raise ValueError(f"The device {name} is not available: {str(error).splitlines()[0]}") from error
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
-    convolutions = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
+    channels_last = compute.channels_last == "on"
+    if compute.channels_last == "auto":
+        channels_last = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
     if compute.compile == "on" and compute.execution != "sequential":
         raise ValueError(f"--compile on does not work with --execution {compute.execution}; leave one of them out.")
     if compute.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), which was not found; leave it out.")
-    can_auto_compile = compute.execution == "sequential" and can_compile(device)
-    return ResolvedCompute(
-        device=str(device),
-        precision=precision,
-        channels_last=compute.channels_last == "on" or (compute.channels_last == "auto" and convolutions),
-        compile=compute.compile == "on"
-        or (compute.compile == "auto" and can_auto_compile and flops() > _COMPILE_FLOPS.get(device.type, math.inf)),
-        execution=compute.execution,
-        threads=torch.get_num_threads(),
-    )
+    compile = compute.compile == "on"
+    if compute.compile == "auto" and compute.execution == "sequential" and can_compile(device):
+        compile = flops() > _COMPILE_FLOPS.get(device.type, math.inf)
+    threads = torch.get_num_threads()
+    return ResolvedCompute(str(device), precision, channels_last, compile, compute.execution, threads)
 
 
 def faster_processes(compute: ComputeConfig, resolved: ResolvedCompute, members: int) -> int:
@@ -147,9 +135,3 @@ def faster_processes(compute: ComputeConfig, resolved: ResolvedCompute, members:
     if default and resolved.device == "cpu" and resolved.compile and resolved.channels_last:
         return math.gcd(members, resolved.threads)
     return 1
-
-
-def _default_device() -> str:
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if launched_by_torchrun() else "cuda"

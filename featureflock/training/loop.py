@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -25,7 +25,6 @@ from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, Te
 from featureflock.data.rng import Stream, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
-from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.saving import save
 from featureflock.methods.base import check_loss_output
 from featureflock.training import checkpoint as checkpoints
@@ -34,7 +33,7 @@ from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan
 from featureflock.training.run_folder import RunFolder
-from featureflock.training.signals import SignalFlag, TrainingInterrupted, deferred_signals
+from featureflock.training.signals import TrainingInterrupted, deferred_signals
 from featureflock.training.state import State, initial_state, non_finite_members
 from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
@@ -50,7 +49,7 @@ def train(
 ) -> dict[str, Any]:
     """Train an ensemble and return the content of result.json.
 
-        result = train(RECIPES["digits"].recipe, "runs/digits")
+        train(RECIPES["digits"].recipe, "runs/digits")
         ens = featureflock.load("runs/digits/ensemble")
 
     Args:
@@ -86,7 +85,7 @@ def _train(
     parameters = sum(p.numel() for p in ens.parameters())
     resolved = resolve_compute(compute, recipe.precision, ens, lambda: training_flops(recipe, ens, splits.train))
     environment = provenance()
-    platform = {**resolved.to_json(), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
+    platform = {**asdict(resolved), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
         platform["mesh"] = str(mesh)
     identity = {"recipe": recipe_json, "data": splits.train.digest(), "compute": platform}
@@ -105,19 +104,17 @@ def _train(
         for text in (*messages, f"Computing on{processes} {resolved}."):
             reporter.log(text)
         started = {**environment, "compute": platform, "from_step": state.step}
-        mesh.on_rank_zero(lambda: _write_start(run, state.epoch, recipe_json, splits, started))
+        mesh.on_rank_zero(lambda: run.begin(recipe_json, InputFormat.of(splits).to_json(), started, state.epoch))
         faster = faster_processes(compute, resolved, len(ens)) if isinstance(splits.train, TensorExamples) else 1
         try:
-            steps = math.ceil(examples / recipe.batch)
+            steps, device = math.ceil(examples / recipe.batch), torch.device(resolved.device)
             reporter.start(RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster))
-            with deferred_signals() as signals, torch.random.fork_rng(_gpus(resolved)):
+            with deferred_signals() as signals, torch.random.fork_rng([device] if device.type == "cuda" else []):
                 loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
-                test = loop.evaluate(splits.test, "test")
-                weights = mesh.gather_to_rank_zero(ens.state_dict())
-                return mesh.on_rank_zero(lambda: _write_result(run, recipe, splits, ens, weights, parameters, test))
+                return loop.finish_run(parameters)
         finally:
             reporter.close()
 
@@ -130,15 +127,13 @@ def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
         raise ValueError(f"The loss of {recipe.method.title} cannot be split over a batch; use --mesh.data 1.")
     last = examples % recipe.batch or recipe.batch
     if recipe.batch < mesh.data.size or 1 < last < mesh.data.size:
-        raise ValueError(
-            f"With --mesh.data {mesh.data.size} every batch needs at least {mesh.data.size} examples, but one has "
-            f"{min(last, recipe.batch)}; change --batch."
-        )
+        needed = f"--mesh.data {mesh.data.size} needs at least {mesh.data.size} examples in every batch"
+        raise ValueError(f"{needed}, but one has {min(last, recipe.batch)}; change --batch.")
 
 
 def _restore_checkpoint(run: RunFolder, state: State, identity: dict[str, Any]) -> list[str]:
     """Restore the newest checkpoint, if there is one, and return messages about it."""
-    checkpoint, messages = run.newest_checkpoint()
+    checkpoint, messages = checkpoints.read_newest(run.checkpoints)
     if checkpoint is None:
         return messages
     if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
@@ -153,32 +148,6 @@ def _restore_checkpoint(run: RunFolder, state: State, identity: dict[str, Any]) 
     return messages
 
 
-def _write_start(
-    run: RunFolder, epoch: int, recipe: dict[str, Any], splits: Splits, environment: dict[str, Any]
-) -> None:
-    with run.writing():
-        run.begin(recipe, InputFormat.of(splits).to_json(), environment)
-        run.drop_metrics_from(epoch + 1)
-
-
-def _write_result(
-    run: RunFolder,
-    recipe: Recipe,
-    splits: Splits,
-    ens: Ensemble,
-    weights: dict[str, Tensor],
-    parameters: int,
-    test: dict[str, Any],
-) -> dict[str, Any]:
-    """Save the ensemble with the weights of all processes, and write result.json."""
-    if ens.mesh.world.size > 1:
-        ens = build(recipe, splits)
-        ens.load_state_dict(weights)
-    with run.writing():
-        save(ens, run.ensemble)
-        return run.finish(len(ens), parameters, len(splits.train), test)
-
-
 @dataclass
 class _Loop:
     recipe: Recipe
@@ -189,9 +158,9 @@ class _Loop:
     splits: Splits
     state: State
     reporter: Reporter
-    signals: SignalFlag
+    signals: list[int]
     mesh: Mesh
-    _averages: tuple[float, float] | None = None
+    _averages: tuple[float, float] = (0.0, 0.0)
 
     def run_epoch(self) -> None:
         """Train on the remaining batches of this epoch, then write a checkpoint."""
@@ -217,7 +186,7 @@ class _Loop:
             state.seconds = time.monotonic() - started
             self.reporter.step(state.step, self._current_averages)
             due = time.monotonic() - saved >= 60 * self.compute.checkpoint_minutes
-            signal_, due = self.mesh.world.max(torch.tensor([self.signals.received or 0, int(due)])).tolist()
+            signal_, due = self.mesh.world.max(torch.tensor([next(iter(self.signals), 0), int(due)])).tolist()
             self._stop_on(signal_)
             if state.batch < len(order) and due:
                 self._save_checkpoint()
@@ -249,11 +218,26 @@ class _Loop:
         if self.compute.test_every and (state.epoch + 1) % self.compute.test_every == 0:
             line["test"] = self.evaluate(splits.test, "test")
         if self.mesh.is_rank_zero:
-            with self.run.writing():
-                self.run.add_metrics(line)
+            self.run.add_metrics(line)
         self.reporter.epoch(line)
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
+
+    def finish_run(self, parameters: int) -> dict[str, Any]:
+        """Evaluate on the test set, save the ensemble with the weights of all processes, and write result.json."""
+        test, ens = self.evaluate(self.splits.test, "test"), self.state.ens
+        weights = self.mesh.gather_to_rank_zero(ens.state_dict())
+
+        def write() -> dict[str, Any]:
+            full = ens
+            if self.mesh.world.size > 1:
+                full = build(self.recipe, self.splits)
+                full.load_state_dict(weights)
+            with self.run.writing():
+                save(full, self.run.ensemble)
+                return self.run.finish(len(ens), parameters, len(self.splits.train), test)
+
+        return self.mesh.on_rank_zero(write)
 
     def evaluate(self, examples: Examples, name: str) -> dict[str, Any]:
         """Metrics on a set of examples."""
@@ -261,7 +245,7 @@ class _Loop:
 
         def on_batch(batch: Batch) -> None:
             if self.mesh.world.size == 1:  # processes may have different numbers of batches, so they cannot agree here
-                self._stop_on(self.signals.received or 0)
+                self._stop_on(next(iter(self.signals), 0))
             for file in batch.unreadable:
                 self.reporter.log(f"Left {file} out of the {name} set, because it cannot be read.")
 
@@ -315,11 +299,10 @@ class _Loop:
         whose = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
         folder = self.run.checkpoints
         checkpoint = f"the last good checkpoint is in {folder}" if folder.exists() else "there was no checkpoint yet"
-        return DivergenceError(
-            f"The loss{whose} was not finite at step {step + 1} (epoch {self.state.epoch + 1}, learning rate "
-            f"{self.state.optimisers[0].param_groups[0]['lr']:g}); {checkpoint}. Try a lower learning rate, in another "
-            "folder."
-        )
+        rate = self.state.optimisers[0].param_groups[0]["lr"]
+        where = f"at step {step + 1} (epoch {self.state.epoch + 1}, learning rate {rate:g})"
+        advice = "Try a lower learning rate, in another folder."
+        return DivergenceError(f"The loss{whose} was not finite {where}; {checkpoint}. {advice}")
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, unless a loss or weight is not finite."""
@@ -339,18 +322,14 @@ class _Loop:
         """Save and raise TrainingInterrupted if a process received a signal."""
         if signal_:
             self._save_checkpoint()
-            epoch = min(self.state.epoch + 1, self.recipe.epochs)
-            raise TrainingInterrupted(
-                f"Stopped after step {self.state.step}, in epoch {epoch}; everything is saved in {self.run}. To "
-                "resume, repeat the command with --resume.",
-                Signals(signal_),
-            )
+            stopped = f"after step {self.state.step}, in epoch {min(self.state.epoch + 1, self.recipe.epochs)}"
+            text = f"Stopped {stopped}; everything is saved in {self.run}. To resume, repeat the command with --resume."
+            raise TrainingInterrupted(text, Signals(signal_))
 
     def _current_averages(self) -> tuple[float, float]:
         """Mean cross-entropy of the members and accuracy of this epoch; on a GPU as of the last checkpoint."""
-        if self.resolved.device == "cpu" or self._averages is None:
+        if self.resolved.device == "cpu" or not any(self._averages):
             self._read_averages()
-        assert self._averages is not None
         return self._averages
 
     def _read_averages(self) -> None:
@@ -364,8 +343,3 @@ class _Loop:
             self.reporter.log(text)
             if self.mesh.members.rank == 0 and self.mesh.data.rank > 0:  # files that rank 0 does not read
                 print(f"rank {self.mesh.world.rank}: {text}", file=sys.stderr)
-
-
-def _gpus(resolved: ResolvedCompute) -> list[torch.device]:
-    device = torch.device(resolved.device)
-    return [device] if device.type == "cuda" else []

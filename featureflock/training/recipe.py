@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -130,20 +130,17 @@ class Recipe:
         Values that JSON cannot hold are identified instead: tensors by their digest, functions by their name. A recipe
         with such values cannot be read by `from_json`.
         """
-        value: dict[str, Any] = serialization.to_json(self, fallback=_identify)
-        return value
+        return cast(dict[str, Any], serialization.to_json(self, fallback=_identify))
 
     @classmethod
     def from_json(cls, value: Any) -> "Recipe":
         """The recipe that `to_json` wrote. Its components must be registered."""
-        recipe: Recipe = serialization.from_json(cls, value, _find_component, "the recipe")
-        return recipe
+        return cast(Recipe, serialization.from_json(cls, value, _find_component, "the recipe"))
 
 
 def data_set_from_json(value: Any) -> DataSet:
     """The data set of a recipe in JSON, without its other components."""
-    data: DataSet = serialization.from_json(DataSet, value, _find_component, "the data set of the recipe")
-    return data
+    return cast(DataSet, serialization.from_json(DataSet, value, _find_component, "the data set of the recipe"))
 
 
 _FREE = ("folder", "workers")
@@ -154,17 +151,14 @@ digest of the data shows whether the data are the same."""
 def recipe_differences(ours: Any, theirs: Any, name: str = "") -> list[str]:
     """Fields in which two values of `Recipe.to_json` differ, such as "seed is 1 instead of 0"."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("class") == theirs.get("class"):
-        keys = [key for key in {**ours, **theirs} if key not in _FREE]
-        return [
-            difference
-            for key in keys
-            for difference in recipe_differences(ours.get(key), theirs.get(key), f"{name}.{key}".removeprefix("."))
-        ]
-    return [] if ours == theirs else [f"{name} is {_short(ours)} instead of {_short(theirs)}"]
-
-
-def _short(value: Any) -> str:
-    return str(value["class"]) if isinstance(value, dict) and "class" in value else json.dumps(value)
+        differences = []
+        for key in (key for key in {**ours, **theirs} if key not in _FREE):
+            differences += recipe_differences(ours.get(key), theirs.get(key), f"{name}.{key}".removeprefix("."))
+        return differences
+    if ours == theirs:
+        return []
+    a, b = (value.get("class", value) if isinstance(value, dict) else json.dumps(value) for value in (ours, theirs))
+    return [f"{name} is {a} instead of {b}"]
 
 
 def _identify(value: Any) -> Any:
@@ -176,12 +170,10 @@ def _identify(value: Any) -> Any:
 
 
 def _find_component(name: str) -> type:
-    registries: tuple[Any, ...] = (DATA_SETS, MODELS, METHODS, PRIORS, KERNELS, RULES)
-    for registry in registries:
+    for registry in (DATA_SETS, MODELS, METHODS, PRIORS, KERNELS, RULES):
         for component in registry.values():
             if component.__name__ == name:
-                return component  # type: ignore[no-any-return]
+                return cast(type, component)
     raise UnregisteredComponentError(
-        f"The recipe has a component {name}, which is not registered; register it in a module named in {PLUGINS}, or "
-        "use the recipe from Python."
+        f"The recipe's component {name} is not registered; register it in a module named in {PLUGINS}."
     )

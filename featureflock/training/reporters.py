@@ -4,9 +4,11 @@ Reading a number from a GPU blocks the training loop, so the progress bar asks f
 """
 
 import contextlib
+import importlib.util
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,17 +20,13 @@ if TYPE_CHECKING:
 
 
 class RunPlan(NamedTuple):
-    """Length of a run, and where it starts."""
+    """Epochs of a run, steps and images per epoch, and the steps and epochs completed before a resume."""
 
     epochs: int
     steps: int
-    """Steps per epoch."""
     images: int
-    """Examples per epoch."""
     first_step: int
-    """Steps completed before a resume."""
     first_epoch: int
-    """Epochs completed before a resume."""
     faster_processes: int = 1
     """Number of processes that would train faster than this one, or 1."""
 
@@ -63,8 +61,7 @@ class LineReporter(Reporter):
     """Prints one line per epoch."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.plan = RunPlan(0, 0, 0, 0, 0)
+        self.console, self.plan = console, RunPlan(0, 0, 0, 0, 0)
 
     def start(self, plan: RunPlan) -> None:
         self.plan = plan
@@ -96,8 +93,6 @@ class ProgressBarReporter(LineReporter):
 
     def step(self, step: int, averages: Averages) -> None:
         now = time.monotonic()
-        if self._first_step is None:  # the rate excludes the first step, which may compile
-            self._first_step = step, now
         if now - self._updated < 0.5:
             return
         self._updated = now
@@ -116,12 +111,11 @@ class ProgressBarReporter(LineReporter):
         self.bar.stop()
 
     def _status(self, step: int, now: float, averages: Averages) -> str:
-        loss, accuracy = averages()
-        text = f"loss {loss:.3f} accuracy {accuracy:.1f} %"
-        assert self._first_step is not None
-        first, since = self._first_step
-        if step == first:
+        text = "loss {:.3f} accuracy {:.1f} %".format(*averages())
+        if self._first_step is None:  # the rate excludes the first step, which may compile
+            self._first_step = step, now
             return text
+        first, since = self._first_step
         rate = (step - first) / (now - since)
         left = timedelta(seconds=round((self.plan.epochs * self.plan.steps - step) / rate))
         return f"{text} {rate * self.plan.images / self.plan.steps:,.0f} images/s {left} left"
@@ -132,9 +126,7 @@ class TensorBoardReporter(Reporter):
 
     def __init__(self, folder: Path) -> None:
         if not has_tensorboard():
-            raise ImportError(
-                'TensorBoardReporter needs TensorBoard; install it with pip install "featureflock[tensorboard]".'
-            )
+            raise ImportError('TensorBoard is not installed; run pip install "featureflock[tensorboard]".')
         self.folder = folder
         self.writer: SummaryWriter | None = None
 
@@ -164,40 +156,17 @@ class ReporterGroup(Reporter):
     """Forwards every call to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
-        self.reporters = reporters
+        def forward(name: str, *args: Any) -> None:
+            for reporter in reporters:
+                getattr(reporter, name)(*args)
 
-    def start(self, plan: RunPlan) -> None:
-        for reporter in self.reporters:
-            reporter.start(plan)
-
-    def step(self, step: int, averages: Averages) -> None:
-        for reporter in self.reporters:
-            reporter.step(step, averages)
-
-    def evaluating(self, name: str) -> None:
-        for reporter in self.reporters:
-            reporter.evaluating(name)
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        for reporter in self.reporters:
-            reporter.epoch(line)
-
-    def log(self, text: str) -> None:
-        for reporter in self.reporters:
-            reporter.log(text)
-
-    def close(self) -> None:
-        for reporter in self.reporters:
-            reporter.close()
+        for name in ("start", "step", "evaluating", "epoch", "log", "close"):
+            setattr(self, name, partial(forward, name))
 
 
 def has_tensorboard() -> bool:
-    """True if TensorBoard is installed and can be imported."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    """True if TensorBoard is installed."""
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 def format_epoch(line: dict[str, Any], epochs: int) -> str:
@@ -208,9 +177,8 @@ def format_epoch(line: dict[str, Any], epochs: int) -> str:
         f"loss {line['cross_entropy']:.4f}",
         f"accuracy {line['accuracy']:.2f} %",
     ]
-    for part in ("validation", "test"):
-        if part in line:
-            parts.append(f"{part} {line[part]['accuracy']:.2f} % (NLL {line[part]['nll']:.4f})")
+    evaluated = {part: line[part] for part in ("validation", "test") if part in line}
+    parts += [f"{part} {scores['accuracy']:.2f} % (NLL {scores['nll']:.4f})" for part, scores in evaluated.items()]
     return ", ".join([*parts, f"{line['images_per_second']:,.0f} images/s"])
 
 
@@ -218,10 +186,9 @@ def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     """All numbers of a nested line, with names such as test/member_nll/0."""
     scalars: list[tuple[str, float]] = []
     for key, value in line.items():
-        if isinstance(value, dict):
-            scalars += _scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            scalars.append((prefix + key, value))
-        elif isinstance(value, list):
-            scalars += [(f"{prefix}{key}/{i}", number) for i, number in enumerate(value)]
+        if isinstance(value, dict | list):
+            nested = value if isinstance(value, dict) else {str(i): number for i, number in enumerate(value)}
+            scalars += _scalars(nested, f"{prefix}{key}/")
+        else:
+            scalars.append((f"{prefix}{key}", value))
     return scalars

@@ -14,13 +14,10 @@ tensorboard/       learning curves, if TensorBoard is installed
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from featureflock.training import checkpoint as checkpoints
-from featureflock.training.checkpoint import Checkpoint
 from featureflock.training.recipe import recipe_differences
 from featureflock.utils.files import write_atomically
 
@@ -28,7 +25,6 @@ try:
     import fcntl
 except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]
-
 
 _FINAL = ("epoch", "step", "loss", "cross_entropy", "accuracy")
 """Metrics of the last epoch in result.json."""
@@ -38,34 +34,17 @@ class RunLockedError(ValueError):
     """Another process is training this run."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Reads and writes the files of a run."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints, self.ensemble = path / "checkpoints", path / "ensemble"
+        self.predictions = path / "predictions"
 
     def __str__(self) -> str:
         return str(self.path)
-
-    @property
-    def ensemble(self) -> Path:
-        """Folder of the trained ensemble."""
-        return self.path / "ensemble"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def predictions(self) -> Path:
-        """Folder of the cached predictions."""
-        return self.path / "predictions"
-
-    @property
-    def metrics(self) -> Path:
-        """File with one JSON line per epoch."""
-        return self.path / "metrics.jsonl"
 
     def check(self, recipe: dict[str, Any], resume: bool) -> dict[str, Any] | None:
         """Raise ValueError unless a run of this recipe can start here or be resumed. Return its result if finished."""
@@ -82,10 +61,7 @@ class RunFolder:
             raise ValueError(f"{self} already contains a run; add --resume to resume it, or give another folder.")
         differences = recipe_differences(recipe, self.read("recipe.json"))
         if differences:
-            raise ValueError(
-                f"{self} is a run of another recipe: {'; '.join(differences)}. Give the recipe of the run, or another "
-                "folder."
-            )
+            raise ValueError(f"{self} is a run of another recipe: {'; '.join(differences)}. Give another folder.")
         return self.read("result.json") if (self.path / "result.json").exists() else None
 
     @contextmanager
@@ -102,29 +78,24 @@ class RunFolder:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise RunLockedError(
-                        f"{self} is being trained by another process; wait for it, or stop it."
-                    ) from error
+                    raise RunLockedError(f"{self} is being trained by another process; wait for it.") from error
             yield
 
-    def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write recipe.json and inputs.json, and add an entry to environment.json."""
-        write_atomically(self.path / "recipe.json", _json(recipe))
-        write_atomically(self.path / "inputs.json", _json(inputs))
-        try:
-            earlier = json.loads((self.path / "environment.json").read_bytes())
-        except (OSError, ValueError):
-            earlier = []
-        write_atomically(self.path / "environment.json", _json([*earlier, environment]))
+    def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any], epoch: int) -> None:
+        """Write recipe.json and inputs.json, add to environment.json, and drop metrics of epochs after `epoch`."""
+        with self.writing():
+            write_atomically(self.path / "recipe.json", _json(recipe))
+            write_atomically(self.path / "inputs.json", _json(inputs))
+            try:
+                earlier = json.loads((self.path / "environment.json").read_bytes())
+            except (OSError, ValueError):
+                earlier = []
+            write_atomically(self.path / "environment.json", _json([*earlier, environment]))
+            lines = [line for line in self.read_metrics() if line["epoch"] <= epoch]
+            write_atomically(self.metrics, b"".join(_json(line, None) for line in lines))
 
     def finish(self, members: int, parameters: int, examples: int, test: dict[str, Any]) -> dict[str, Any]:
-        """Write and return result.json.
-
-        Args:
-            members, parameters: size of the ensemble.
-            examples: number of training examples.
-            test: metrics on the test set.
-        """
+        """Write and return result.json, with the number of training examples and the metrics on the test set."""
         lines = self.read_metrics()
         last: dict[str, Any] = lines[-1] if lines else {}
         result: dict[str, Any] = {
@@ -143,23 +114,12 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise OSError(
-                f"Writing to {self} failed ({error.strerror or error}); earlier files are intact. Free some space, "
-                "then resume with --resume."
-            ) from error
-
-    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest intact checkpoint, if any, and messages about damaged ones."""
-        return checkpoints.read_newest(self.checkpoints)
-
-    def drop_metrics_from(self, epoch: int) -> None:
-        """Remove the lines of this epoch and later ones, which will be written again."""
-        lines = [line for line in self.read_metrics() if line["epoch"] < epoch]
-        write_atomically(self.metrics, b"".join(_json(line, None) for line in lines))
+            text = f"Writing to {self} failed ({error.strerror or error}); earlier files are intact"
+            raise OSError(f"{text}. Free some space, then resume with --resume.") from error
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of an epoch."""
-        with open(self.metrics, "ab") as file:
+        with self.writing(), open(self.metrics, "ab") as file:
             file.write(_json(line, None))
             file.flush()
             os.fsync(file.fileno())
@@ -168,18 +128,14 @@ class RunFolder:
         """Return all complete lines. A killed process may have left part of a line."""
         lines = []
         for text in self.metrics.read_bytes().splitlines() if self.metrics.exists() else []:
-            try:
+            with suppress(ValueError):
                 lines.append(json.loads(text))
-            except ValueError:
-                continue
         return lines
 
     def read(self, name: str) -> Any:
         """Return the content of a JSON file."""
         try:
             return json.loads((self.path / name).read_bytes())
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self.path / name} is missing; was it removed?") from error
         except ValueError as error:
             raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
 

@@ -19,22 +19,16 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.by = by
 
 
-class SignalFlag:
-    """`received` is the first signal that arrived, or None."""
-
-    received: signal.Signals | None = None
-
-
 @contextmanager
-def deferred_signals() -> Iterator[SignalFlag]:
-    """Record the first signal instead of raising; a second Ctrl-C interrupts as usual. Main thread only."""
-    flag = SignalFlag()
+def deferred_signals() -> Iterator[list[int]]:
+    """Record signals in a list instead of raising; a second Ctrl-C interrupts as usual. Main thread only."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield flag
+        yield received
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        flag.received = signal.Signals(number)
+        received.append(number)
         if launched_by_torchrun():  # torchrun forwards signals that arrived already, and other ranks wait for this one
             return
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,7 +38,7 @@ def deferred_signals() -> Iterator[SignalFlag]:
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # such as nohup
     previous = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield flag
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

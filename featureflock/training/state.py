@@ -90,13 +90,9 @@ def initial_state(recipe: Recipe, ens: Ensemble) -> State:
     device = next(ens.parameters()).device
 
     def sgd(parameters: list[nn.Parameter]) -> torch.optim.SGD:
+        decay, fused = recipe.weight_decay, device.type in ("cpu", "cuda")
         return torch.optim.SGD(
-            parameters,
-            lr=recipe.learning_rate,
-            momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
-            weight_decay=recipe.weight_decay,
-            fused=device.type in ("cpu", "cuda"),
+            parameters, recipe.learning_rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused
         )
 
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64

@@ -1,7 +1,4 @@
-"""Accuracy and negative log-likelihood of an ensemble and of its members, for the training loop.
-
-Shapes: n members, B examples, C classes.
-"""
+"""Accuracy and NLL in the training loop. Shapes: n members, B examples, C classes."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.data import Batch, Examples
-from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.ensemble import Ensemble, eval_mode
 from featureflock.training.compute import ResolvedCompute
 
 
@@ -32,9 +29,7 @@ def evaluate_examples(
     order = list(torch.arange(len(examples)).split(batch_size))[data.rank :: data.size]
     dtype = torch.float32 if device.type == "mps" else torch.float64
     totals = torch.zeros(len(ens) + 1, 3, dtype=dtype, device=device)
-    training = ens.training
-    ens.eval()
-    try:
+    with eval_mode(ens):
         for batch in examples.batches(order, device):
             on_batch(batch)
             if not len(batch.y):
@@ -44,17 +39,14 @@ def evaluate_examples(
             log_p_nbc = logits_nbc.float().log_softmax(-1)
             mean_1bc = log_p_nbc.logsumexp(0, keepdim=True) - math.log(len(ens))
             totals += torch.stack([_sums(log_p, batch.y) for log_p in torch.cat([mean_1bc, log_p_nbc])])
-    finally:
-        ens.train(training)
     totals = data.sum(totals).cpu()
     count = int(totals[0, 2])
     if not count:
         raise OSError("None of the examples could be read, so there is nothing to evaluate.")
-    bad = [i for i, finite in enumerate(torch.isfinite(totals[1:]).all(1).tolist()) if not finite]
-    if bad:
-        raise DivergenceError(
-            f"The predictions of member {bad[0]} are not finite in evaluation, although they were in training."
-        )
+    finite = torch.isfinite(totals[1:]).all(1).tolist()
+    if not all(finite):
+        member = finite.index(False)
+        raise DivergenceError(f"The predictions of member {member} are not finite in evaluation, but were in training.")
     (accuracy, *accuracies), (nll, *nlls) = (totals[:, :2] / count).T.tolist()
     return {
         "examples": count,

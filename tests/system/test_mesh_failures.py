@@ -53,7 +53,7 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
     ("flags", "sentence"),
     [
         ("--method dice --mesh.data 2", "The loss of DICE cannot be split over a batch; use --mesh.data 1."),
-        ("--mesh.data 2 --batch 1", "With --mesh.data 2 every batch needs at least 2 examples, but one has 1"),
+        ("--mesh.data 2 --batch 1", "--mesh.data 2 needs at least 2 examples in every batch, but one has 1"),
         ("--members 1", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
         ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, not 2; start it with torchrun"),
         (

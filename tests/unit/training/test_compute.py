@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from featureflock.distributed.mesh import MeshShape
-from featureflock.training import ComputeConfig, ResolvedCompute
-from featureflock.training.compute import faster_processes
+from featureflock.training import ComputeConfig
+from featureflock.training.compute import ResolvedCompute, faster_processes
 
 COMPILED = ResolvedCompute("cpu", "float32", True, True, "sequential", threads=4)
 

@@ -12,7 +12,8 @@ from helpers.short_runs import METHODS
 from featureflock.data import EpochKey, Normalisation, TensorExamples
 from featureflock.distributed.mesh import SINGLE_PROCESS
 from featureflock.models import CNNConfig
-from featureflock.training import Recipe, ResolvedCompute
+from featureflock.training import Recipe
+from featureflock.training.compute import ResolvedCompute
 from featureflock.training.loop import _Loop
 from featureflock.training.state import initial_state
 

@@ -97,7 +97,7 @@ class Unregistered(FeatureWGD):
     ],
 )
 def test_unregistered_components_are_refused_with_advice(part, name):
-    with pytest.raises(ValueError, match=rf"has a component {name}, which is not registered; register it in a module"):
+    with pytest.raises(ValueError, match=rf"component {name} is not registered; register it in a module"):
         through_json(replace(SHORT, **part))
 
 

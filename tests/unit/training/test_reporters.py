@@ -77,6 +77,6 @@ def test_a_group_forwards_every_call():
 
 
 def test_missing_tensorboard_is_reported_with_the_command_that_installs_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install \"featureflock\[tensorboard\]\""):
         TensorBoardReporter(tmp_path)
