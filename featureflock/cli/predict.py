@@ -54,8 +54,11 @@ def main(args: list[str]) -> None:
         raise ValueError("Give at least one image: featureflock predict RUN image.png …")
     if options.top < 1:
         raise ValueError(f"--top must be at least 1; got {options.top}.")
-    if options.explain:
-        _check_figure_path(options.out)
+    out = options.out
+    if options.explain and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ValueError(f"--out {out} cannot be written; give a file in a folder that exists.")
+    if options.explain and out.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise ValueError(f"--out {out} must end in .png, .jpg or .webp.")
     console, log, run = make_console(), partial(print, file=sys.stderr), read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
     if options.explain and not has_convolutions(predictor):
@@ -79,17 +82,10 @@ def main(args: list[str]) -> None:
         lines.append("Epistemic uncertainty is 0 where all members predict the same probabilities.")
         console.print("\n".join(lines), soft_wrap=True)
     if options.explain and read:
-        _explain(classifier, read, predictions, options.out)
-        log(f"wrote {options.out}")
+        _explain(classifier, read, predictions, out)
+        log(f"wrote {out}")
     if refused:
         raise ValueError(" ".join(refused))
-
-
-def _check_figure_path(path: Path) -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"--out {path} cannot be written; give a file in a folder that exists.")
-    if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
-        raise ValueError(f"--out {path} must end in .png, .jpg or .webp.")
 
 
 def _table(predictions: list[ImagePrediction]) -> Table:

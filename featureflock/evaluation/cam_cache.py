@@ -21,7 +21,6 @@ from featureflock.evaluation.runs import TrainedRun
 from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet
 
 _BATCH = 100
-
 MapKind = Literal["clean", "corrupted"]
 
 
@@ -50,11 +49,6 @@ def images_to_map(
 def has_convolutions(predictor: Predictor) -> bool:
     """Whether all members have convolutions, which Grad-CAM needs."""
     return all(any(isinstance(m, nn.Conv2d) for m in member.modules()) for member in predictor.ensemble.extractors)
-
-
-def has_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> bool:
-    """Whether valid maps of these images are cached."""
-    return read_cache(run, f"maps-{kind}", _identity(chosen), ()) is not None
 
 
 def load_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> CachedMaps | None:

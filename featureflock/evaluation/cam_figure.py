@@ -19,13 +19,12 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from featureflock.evaluation.grad_cam import checked_maps
+from featureflock.evaluation.images import Bytes
 
-Bytes = NDArray[np.uint8]
 Texts = Sequence[Sequence[str]]
 Group = tuple[str, Tensor] | tuple[str, Tensor, Texts | None]
 
-COLOURS = "inferno"
-INK, PALE = "#1f2328", "#6a737d"
+COLOURS, INK, PALE = "inferno", "#1f2328", "#6a737d"
 CELLS = 12
 """Maximum number of cells in a row, unless one image with its members needs more."""
 

@@ -19,10 +19,8 @@ from featureflock.data import Stream, permutation
 from featureflock.evaluation.checks import INTEGERS
 from featureflock.methods.discriminators import TAU, DiscriminatorOutput, Discriminators, discriminate
 
-_CHECK = 50
-"""Steps between two evaluations on the validation part."""
-_ROUNDS = 4
-"""Negatives for each example of an evaluation."""
+_CHECK, _ROUNDS = 50, 4
+"""Steps between two evaluations on the validation part, and negatives for each example of an evaluation."""
 
 
 @torch.inference_mode(False)
@@ -46,9 +44,9 @@ def conditional_redundancy(
     if steps < 1 or batch < 2 or not 0 < tau < math.inf:
         raise ValueError(f"Use at least 1 step, batches of 2 and a tau above 0; got {steps}, {batch} and {tau}.")
     z_nbh, y_b = (x.clone() for x in _checked(features, labels))
-    n, count, h = z_nbh.shape
-    order = permutation(count, seed, Stream.REDUNDANCY_FIT).to(y_b.device)
-    train, validation, test = order.tensor_split([7 * count // 10, 8 * count // 10])
+    n, b, h = z_nbh.shape
+    order = permutation(b, seed, Stream.REDUNDANCY_FIT).to(y_b.device)
+    train, validation, test = order.tensor_split([7 * b // 10, 8 * b // 10])
     z_nbh = _standardised(z_nbh, y_b, train)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -76,12 +74,10 @@ def conditional_redundancy(
 
 
 @torch.no_grad()
-def _evaluate(
-    discriminators: Discriminators, z_nbh: Tensor, y_b: Tensor, positions: Tensor, seed: int
-) -> DiscriminatorOutput:
+def _evaluate(model: Discriminators, z_nbh: Tensor, y_b: Tensor, positions: Tensor, seed: int) -> DiscriminatorOutput:
     """Discriminator outputs on the examples at some positions, each with several negatives."""
     found = [
-        discriminate(discriminators, z_nbh[:, chosen], y_b[chosen])
+        discriminate(model, z_nbh[:, chosen], y_b[chosen])
         for round_ in range(_ROUNDS)
         for chosen in positions[permutation(len(positions), seed, Stream.REDUNDANCY_ESTIMATE, round_)].split(1000)
     ]
@@ -105,13 +101,10 @@ def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _standardised(z_nbh: Tensor, y_b: Tensor, train: Tensor) -> Tensor:
-    """Features with mean 0 and standard deviation 1 in each class of the training part.
-
-    Values are clamped to ten standard deviations: a feature that rarely varies, as after a ReLU, must not dominate.
-    """
+    """Features with mean 0 and standard deviation 1 in each class of the training part, clamped to ±10."""
     for label in y_b.unique():
         of_class, trained = y_b == label, train[y_b[train] == label]
         if len(trained) > 1:
             deviation, mean = torch.std_mean(z_nbh[:, trained], 1, keepdim=True)
             z_nbh[:, of_class] = (z_nbh[:, of_class] - mean) / deviation.clamp_min(1e-6 * (1 + mean.abs()))
-    return z_nbh.clamp(-10, 10)
+    return z_nbh.clamp(-10, 10)  # a feature that rarely varies, as after a ReLU, must not dominate

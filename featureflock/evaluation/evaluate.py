@@ -24,14 +24,13 @@ from featureflock.evaluation.predictions import Predictor, Tick, load_prediction
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
-from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, all_test_sets
+from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, Log, all_test_sets
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
 from featureflock.utils.provenance import provenance
 
 EvaluationProgress = Callable[[int, int, str], None]
 """Called with the number of examples done, their total, and the current task."""
-Log = Callable[[str], None]
 _Task = tuple[str, int, Callable[[Tick], None]]
 """Predictions or maps to compute and cache: title, number of examples, function."""
 
@@ -46,13 +45,11 @@ class Evaluation:
 
 
 class MeasuredRun(NamedTuple):
-    """All numbers of a run, and what the images of a report are made from."""
+    """All numbers of a run, and its votes and maps on the clean test set, which images of a report are made from."""
 
     result: RunResult
     votes: MemberVotes
-    """On the clean test set."""
     maps: CachedMaps | None
-    """On images of the clean test set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +189,7 @@ def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Tas
             run = partial(_predict, predictor, test_set)
             tasks.append((f"{name}: {test_set.name}", len(test_set.positions), run))
     for kind, chosen in plan.mapped.items():
-        if not cam_cache.has_maps(predictor.run, kind, chosen) and cam_cache.has_convolutions(predictor):
+        if cam_cache.load_maps(predictor.run, kind, chosen) is None and cam_cache.has_convolutions(predictor):
             run = partial(cam_cache.store_maps, predictor, kind, chosen)
             tasks.append((f"{name}: maps, {kind}", sum(len(test_set.positions) for test_set in chosen), run))
     return tasks

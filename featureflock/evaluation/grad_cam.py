@@ -46,16 +46,13 @@ def class_activation_maps(
 ) -> Maps:
     """Grad-CAM of each member for each image of a batch, always in eval mode.
 
-    Members are computed one after another, for any `ens.execution`, with the memory of one member. Weights and their
-    gradients do not change. The particle layer is not involved, because it is the identity in eval mode.
+    Members are computed one after another, with the memory of one member. Weights and their gradients do not change.
 
     Args:
         ens: an ensemble of convolutional members.
         x: input of the extractors, such as normalised images (B, channels, H, W).
-        classes: "ensemble" for the ensemble's prediction, "member" for each member's own prediction, or class
-            indices (B,).
-        block: maps an extractor to the submodule whose output is A, such as `lambda e: e.blocks`. By default A is
-            traced as described at the top of this file.
+        classes: "ensemble" for the ensemble's prediction, "member" for each member's own one, or class indices (B,).
+        block: maps an extractor to the submodule whose output is A, such as `lambda e: e.blocks`; by default traced.
     """
     given = isinstance(classes, Tensor) and classes.dtype in INTEGERS and classes.ndim == 1
     if not given and not (isinstance(classes, str) and classes in ("ensemble", "member")):

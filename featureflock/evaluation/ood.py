@@ -32,7 +32,7 @@ class Detection(NamedTuple):
 
 
 class OutOfDistribution(NamedTuple):
-    """How well an ensemble's uncertainty separates, for three uncertainty measures."""
+    """How well three measures of an ensemble's uncertainty separate."""
 
     entropy: Detection
     mutual_information: Detection

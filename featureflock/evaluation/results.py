@@ -50,10 +50,9 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True)
 class CleanDetails:
-    """What is computed on the clean test set only."""
+    """What is computed on the clean test set only. The temperature is fitted on all of it."""
 
     temperature: float
-    """Fitted on the whole test set."""
     member_accuracy: list[float]
     reliability: dict[str, ReliabilityCurve]
     """raw and calibrated."""
@@ -75,23 +74,21 @@ class SingleViewScores:
 
 @dataclass(frozen=True)
 class ViewResults:
-    """Which view of the input drives the members."""
+    """Which view of the input drives the members; `member_share` is of the first of two views."""
 
     only: dict[str, SingleViewScores]
     chance: float
     covered: list[bool]
     member_share: list[float] | None = None
-    """Of the first of two views."""
     difference_by_input: float | None = None
     difference_on_average: float | None = None
 
 
 @dataclass(frozen=True)
 class MapSimilarity:
-    """How similar the members' class activation maps are."""
+    """Cosine similarity of the members' class activation maps, mean over pairs of members and images."""
 
     similarity: float
-    """Cosine similarity, mean over pairs of members and images."""
     empty: float
     """Fraction of maps that are zero everywhere."""
     images: int

@@ -10,7 +10,7 @@ Shapes: n members, B examples, C classes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -26,10 +26,8 @@ from featureflock.evaluation.metrics.classification import average, mean_scores
 from featureflock.evaluation.ood import out_of_distribution
 from featureflock.evaluation.results import Scores, TestSetScores, ViewResults
 
-SUBSETS_PER_SIZE = 5
-"""Sub-ensembles that are averaged for each size."""
-CURVE_POINTS = 50
-"""Points of a risk-coverage curve."""
+SUBSETS_PER_SIZE, CURVE_POINTS = 5, 50
+"""Sub-ensembles that are averaged for each size, and points of a risk-coverage curve."""
 
 
 @dataclass(eq=False)
@@ -93,13 +91,14 @@ class RunPredictions:
         """What is computed on the clean test set only."""
         log_probs, y = self.clean.load()
         log_p, probs = average(log_probs), log_probs.double().exp()
-        temperature = fit_temperature(log_p, y)
+        temperature, curve = fit_temperature(log_p, y), metrics.risk_coverage(log_p.exp(), y)
+        points = torch.linspace(0, len(y) - 1, min(CURVE_POINTS, len(y))).round().long()
         kinds = {"raw": log_p.exp(), "calibrated": tempered(log_p, temperature).exp()}
         return schema.CleanDetails(
             temperature=temperature,
             member_accuracy=metrics.member_accuracy(probs, y),
             reliability={kind: _curve(metrics.reliability(p, y)) for kind, p in kinds.items()},
-            risk_coverage=_risk_coverage(log_p.exp(), y),
+            risk_coverage={"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
             by_size=_by_size(log_probs, y, self.clean.scores),
             diversity=member_diversity(probs)._asdict() if len(probs) > 1 else {},
         )
@@ -114,19 +113,15 @@ class RunPredictions:
         for name, (log_probs, y) in loaded.items():
             accuracies = metrics.member_accuracy(log_probs.double().exp(), y)
             only[name] = schema.SingleViewScores(metrics.scores(average(log_probs), y)._asdict(), accuracies)
-        full = self.clean.log_probs
-        by_view = [part.member_accuracy for part in only.values()]
+        full, by_view = self.clean.log_probs, [part.member_accuracy for part in only.values()]
         covered = view_metrics.covered_views(self.details.member_accuracy, by_view, full.shape[-1])
         results = ViewResults(only, 1 / full.shape[-1], covered)
         if len(only) != 2:
             return results
         fraction_nb = view_metrics.first_view_fraction(full, *(log_probs for log_probs, _ in loaded.values()))
-        return replace(
-            results,
-            member_share=fraction_nb.mean(1).tolist(),
-            difference_by_input=view_metrics.view_difference_by_input(fraction_nb),
-            difference_on_average=view_metrics.view_difference_on_average(fraction_nb),
-        )
+        differences = (view_metrics.view_difference_by_input, view_metrics.view_difference_on_average)
+        by_input, on_average = (difference(fraction_nb) for difference in differences)
+        return ViewResults(only, results.chance, covered, fraction_nb.mean(1).tolist(), by_input, on_average)
 
     @cached_property
     def ood_detection(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -140,11 +135,9 @@ class RunPredictions:
     @cached_property
     def map_similarity(self) -> dict[str, schema.MapSimilarity]:
         """By kind of test set; empty for one member."""
-        return {
-            kind: schema.MapSimilarity(cam_similarity(maps), empty_fraction(maps), maps.shape[1])
-            for kind, maps in self.maps.items()
-            if len(maps) > 1
-        }
+        several = {kind: maps for kind, maps in self.maps.items() if len(maps) > 1}
+        measures = {kind: (cam_similarity(maps), empty_fraction(maps), maps.shape[1]) for kind, maps in several.items()}
+        return {kind: schema.MapSimilarity(*values) for kind, values in measures.items()}
 
 
 def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, Scores]:
@@ -156,13 +149,6 @@ def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) 
         found = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
         sizes[str(size)] = mean_scores(found)._asdict()
     return {**sizes, str(n): all_members.calibrated}
-
-
-def _risk_coverage(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    """The curve at evenly spaced points."""
-    curve = metrics.risk_coverage(probs, labels)
-    points = torch.linspace(0, len(labels) - 1, min(CURVE_POINTS, len(labels))).round().long()
-    return {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()}
 
 
 def _curve(r: metrics.Reliability) -> schema.ReliabilityCurve:

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-LEVEL = 0.95
-SEEDS_FOR_SIGNIFICANCE = 3
+LEVEL, SEEDS_FOR_SIGNIFICANCE = 0.95, 3
 ROUNDING = 1e-12
 """Relative to the values: differences closer than this are equal."""
 

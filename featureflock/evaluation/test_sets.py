@@ -19,15 +19,13 @@ from featureflock.data import DataSet, Examples, Splits, Stream, StreamedExample
 from featureflock.data.examples import stratified_split
 from featureflock.data.sources.cache import cache_folder, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
-from featureflock.evaluation.images import are_images, transformed
-from featureflock.evaluation.ood_sets import NOISE, ood_images
+from featureflock.evaluation.images import NOISE, are_images, ood_images, transformed
 
 Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
 Log = Callable[[str], None]
 
-_SEED = 0
-"""Seed of the choice of examples, and of corruptions generated during the evaluation."""
-_MAX_OOD = 10_000
+_SEED, _MAX_OOD = 0, 10_000
+"""Seed of the choice of examples and of generated corruptions, and the largest number of examples of an OOD set."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +149,12 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
         if source is not None:
             identity = _stored_identity(source, corruption, severity)
             note = f"Corrupted images: {source.source}."
-            load = partial(_load_stored, source, corruption, severity, test)
         else:
             generated.append(corruption)
             origin = frost_source() if corruption == "frost" else ""
             identity = json.dumps([corruption, severity, _SEED, ALGORITHM, origin])
             note = f"Frost is generated from {origin}." if origin else f"Corrupted images: generated with seed {_SEED}."
-            load = partial(_generate, test, corruption, severity)
+        load = partial(_corrupted_images, test, source, corruption, severity)
         yield EvaluationSet("corrupted", f"{corruption}-{severity}", f"{digest} {identity}", positions, load, note)
     for one in stored:
         log(f"Corrupted test sets: {one.source}, in {one.folder}.")
@@ -224,14 +221,12 @@ def _imagenet_c(
     log(f"Corrupted test sets: ImageNet-C in {protocol.corrupted}.")
 
 
-def _generate(test: TensorExamples, corruption: str, severity: int, positions: Tensor) -> TensorExamples:
-    part, indices = test.select(positions), test.indices[positions].numpy()
-    return transformed(part, lambda images: corrupt(images, corruption, severity, seed=_SEED, indices=indices))
-
-
-def _load_stored(
-    stored: CorruptedSet, corruption: str, severity: int, test: TensorExamples, positions: Tensor
+def _corrupted_images(
+    test: TensorExamples, stored: CorruptedSet | None, corruption: str, severity: int, positions: Tensor
 ) -> TensorExamples:
+    if stored is None:
+        part, indices = test.select(positions), test.indices[positions].numpy()
+        return transformed(part, lambda images: corrupt(images, corruption, severity, seed=_SEED, indices=indices))
     x = torch.from_numpy(stored.images(corruption, severity)[positions.numpy()]).permute(0, 3, 1, 2)
     if (shape := tuple(x.shape[1:])) != test.shape:
         raise ValueError(f"{stored.folder} holds images of shape {shape}; the test set has {test.shape}.")

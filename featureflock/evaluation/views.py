@@ -10,9 +10,8 @@ With ŷ_ib the class that member i predicts on the full input b,
     by input      mean over pairs i < j and inputs b of |f_ib − f_jb|
     on average    mean over pairs i < j of |f_i − f_j|,    f_i = mean over b of f_ib
 
-The first measures whether two members use different views of the same input. The second measures whether members
-specialise, some in one view and some in the other. It is at most the first, and 0 if every member relies equally on
-the first view, on average over inputs. With a_i the accuracy of a member on full inputs, a_iv with view v alone, and C
+The first measures whether two members use different views of the same input; the second, which is at most the first,
+whether members specialise in views. With a_i the accuracy of a member on full inputs, a_iv with view v alone, and C
 classes,
 
     r_iv = (a_iv − 1/C) / (a_i − 1/C),        view v is covered if max_i r_iv ≥ ½

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from featureflock.evaluation.checks import check_shape, checked_labels, checked_log_probs, checked_probs
 
-BINS = 15
-SLICE = 2**17
-"""Numbers processed at a time."""
+BINS, SLICE = 15, 2**17
+"""Bins of the ECE, and numbers processed at a time."""
 
 
 class Scores(NamedTuple):
@@ -48,20 +47,16 @@ class Reliability:
     edges: Tensor
     """(bins + 1,), from 0 to 1."""
     count: Tensor
-    """Number of examples."""
     confidence: Tensor
-    """Mean top probability; NaN for empty bins."""
+    """Mean top probability; NaN for empty bins, as the accuracy."""
     accuracy: Tensor
-    """Fraction correct; NaN for empty bins."""
 
 
 class RiskCoverage(NamedTuple):
-    """Error rate among the most confident examples, (B,) each."""
+    """Error rate among the most confident examples, by their fraction: 1/B, 2/B, …, 1."""
 
     coverage: Tensor
-    """1/B, 2/B, …, 1: fraction of examples that are answered."""
     risk: Tensor
-    """Fraction of them that are wrong."""
 
 
 def average(member_log_probs: Tensor) -> Tensor:
@@ -77,8 +72,8 @@ def scores(log_probs: Tensor, labels: Tensor) -> Scores:
     """All metrics at once, from log-probabilities (B, C)."""
     log_p = checked_log_probs(log_probs)
     y, p = checked_labels(labels, log_p), log_p.exp()
-    top, correct = _top(p, y)
-    return scores_of(torch.stack([correct, _of_label(log_p, y), _distance(p, y), top, top_error(p)])[:, None])[0]
+    (top, correct), log_p_y = _top(p, y), log_p.gather(-1, y[:, None])[:, 0]
+    return scores_of(torch.stack([correct, log_p_y, _distance(p, y), top, top_error(p)])[:, None])[0]
 
 
 def mean_scores(many: Sequence[Scores]) -> Scores:
@@ -104,7 +99,7 @@ def member_accuracy(member_probs: Tensor, labels: Tensor) -> list[float]:
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Mean negative log-likelihood in nats. Infinite if a label's probability underflows to 0; see `scores`."""
     p = checked_probs(probs)
-    return (-_of_label(p.log(), checked_labels(labels, p))).mean().item()
+    return (-p.log().gather(-1, checked_labels(labels, p)[:, None])).mean().item()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
@@ -138,11 +133,8 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
     return risk_coverage(probs, labels).risk.mean().item()
 
 
-# ---- for validated arguments
-
-
 def scores_of(outcomes_5kb: Tensor) -> list[Scores]:
-    """All metrics from their terms: 1[correct], log p of the label, squared distance, top probability, 1 − top."""
+    """All metrics from their terms, not validated: 1[correct], log p of the label, squared distance, top probability, 1 − top."""
     correct_kb, log_p_y_kb, distance_kb, top_kb, top_error_kb = outcomes_5kb
     columns = [x_kb.mean(-1) for x_kb in (correct_kb, -log_p_y_kb, distance_kb)]
     columns += [_ece(_reliability(top_kb, correct_kb, BINS)), _risk(top_error_kb, correct_kb).mean(-1)]
@@ -163,11 +155,6 @@ def _top(p_bc: Tensor, y_b: Tensor) -> tuple[Tensor, Tensor]:
     """Top probability, and 1 if its class is the label, else 0."""
     top_b, class_b = p_bc.max(-1)
     return top_b, (class_b == y_b).double()
-
-
-def _of_label(log_p_bc: Tensor, y_b: Tensor) -> Tensor:
-    """log p of the label (B,)."""
-    return log_p_bc.gather(-1, y_b[:, None])[:, 0]
 
 
 def _distance(p_bc: Tensor, y_b: Tensor) -> Tensor:

@@ -5,8 +5,7 @@
 
     METRICS.add("top2", Metric("top2", "Top-2, %", "higher", "percent:2", top2))
 
-A metric is computed for each run and averaged over seeds. `compute` returns None where the metric does not apply, such
-as a corrupted metric without corrupted test sets.
+A metric is computed for each run and averaged over seeds. `compute` returns None where the metric does not apply.
 
 A family is one entry for several numbers, such as the AUROC for each OOD set. Its key, title and meaning contain `{}`,
 `parts` lists what goes there, and `compute` takes the part as its second argument:
@@ -56,14 +55,10 @@ class Metric:
     def percent(self) -> bool:
         return self.format.startswith("percent")
 
-    @property
-    def digits(self) -> int:
-        return int(self.format.partition(":")[2])
-
     def text(self, value: float, sign: bool = False) -> str:
         """The value as it is printed, with a true minus sign and never −0.00."""
-        scaled = 100 * value if self.percent else value
-        text = f"{scaled:+.{self.digits}f}" if sign else f"{scaled:.{self.digits}f}"
+        scaled, digits = 100 * value if self.percent else value, self.format.partition(":")[2]
+        text = f"{scaled:+.{digits}f}" if sign else f"{scaled:.{digits}f}"
         if float(text) == 0:
             text = text.lstrip("+-")
         return text.replace("-", MINUS)

@@ -15,8 +15,7 @@ from featureflock.data.image_files import IMAGENET_NORMALISATION
 from featureflock.data.sources.cache import cache_folder
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation import test_sets as sets
-from featureflock.evaluation.images import are_images, displayable, transformed
-from featureflock.evaluation.ood_sets import OODImages
+from featureflock.evaluation.images import OODImages, are_images, displayable, transformed
 
 FOG = EvaluationProtocol(corruptions=("fog", "brightness"), severities=(2, 5))
 SCALE = Normalisation((10.0, 20.0, 30.0), (2.0, 3.0, 4.0))
@@ -193,7 +192,7 @@ def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
     """Nor is the one that it wraps: a run on held-out CIFAR-10 is familiar with CIFAR-10's test set."""
     arrays = SimpleNamespace(test_x=torch.zeros(4, 3, 32, 32, dtype=torch.uint8), digest="made up")
     monkeypatch.setattr(sets, "look_up", lambda name: name if name in ("cifar10", "mnist") else None)
-    monkeypatch.setattr("featureflock.evaluation.ood_sets.load", lambda name: arrays)
+    monkeypatch.setattr("featureflock.evaluation.images.load", lambda name: arrays)
 
     def default_sets(data):
         return [test_set.label for test_set in sets.out_of_distribution(colour, data, EvaluationProtocol())]
