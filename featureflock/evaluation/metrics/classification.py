@@ -134,7 +134,7 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
 
 
 def scores_of(outcomes_5kb: Tensor) -> list[Scores]:
-    """All metrics from their terms, not validated: 1[correct], log p of the label, squared distance, top probability, 1 − top."""
+    """All metrics from their terms: 1[correct], log p of the label, squared distance, top probability, 1 − top."""
     correct_kb, log_p_y_kb, distance_kb, top_kb, top_error_kb = outcomes_5kb
     columns = [x_kb.mean(-1) for x_kb in (correct_kb, -log_p_y_kb, distance_kb)]
     columns += [_ece(_reliability(top_kb, correct_kb, BINS)), _risk(top_error_kb, correct_kb).mean(-1)]
