@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported later, its default arguments would keep the process group alive
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.rendezvous import rendezvous
