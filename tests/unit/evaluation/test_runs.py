@@ -89,7 +89,7 @@ def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
         read_run(tmp_path / "run")
     if name == "environment":
         path.unlink()
-        with pytest.raises(FileNotFoundError, match=r"environment\.json is missing"):
+        with pytest.raises(FileNotFoundError, match=r"environment\.json"):
             read_run(tmp_path / "run")
 
 

@@ -1,17 +1,12 @@
-"""Views: inputs with one view left, which view drives each member, and both from a run to its report."""
+"""Views: inputs with one view left, and which view drives each member."""
 
-import json
 import math
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from helpers.made_evaluations import make_images, make_results
-from helpers.small_published_sets import small_sets
 from torch.testing import assert_close
 
-from featureflock.cli.reproduce import main as reproduce
-from featureflock.cli.train import main as train
 from featureflock.data import (
     CustomData,
     Digits,
@@ -22,7 +17,7 @@ from featureflock.data import (
     only_view,
     two_view_digits,
 )
-from featureflock.evaluation import EvaluationProtocol, evaluate_runs, test_sets
+from featureflock.evaluation import EvaluationProtocol, test_sets
 from featureflock.evaluation.views import (
     covered_views,
     first_view_fraction,
@@ -132,35 +127,7 @@ def test_predictions_on_other_inputs_are_refused():
         first_view_fraction(logs([0.5, 0.5]), logs([0.5, 0.5], [0.5, 0.5]), logs([0.5, 0.5]))
 
 
-# ---- from a run to its report
-
-
-def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
-    """A run on two-view digits: the summary holds the metrics, and the figure has one dot per member."""
-    monkeypatch.chdir(tmp_path)
-    flags = ["--members", "3", "--epochs", "2", "--subset", "200"]
-    for method in ("deep-ensembles", "feature-wgd"):
-        train(["two-view-digits", "--method", method, "--out", method, *flags])
-    protocol = EvaluationProtocol(examples=100, corruptions=(), ood=(), maps=0)
-    found = evaluate_runs(["deep-ensembles", "feature-wgd"], protocol)
-    assert [s.name for s in found.results.test_sets] == ["clean", "left", "right"]
-    views, summary = found.results.runs[0].views, found.results.runs[0].summary
-    members = views.only["left"].member_accuracy
-    assert summary["only_left_member_accuracy"] == pytest.approx(sum(members) / 3)
-    assert summary["only_left_best_member_accuracy"] == max(members)
-    assert summary["left_share"] == pytest.approx(sum(views.member_share) / 3)
-    assert summary["view_difference_on_average"] <= summary["view_difference_by_input"]
-    assert (tmp_path / "deep-ensembles" / "predictions" / "only-left.safetensors").is_file()
-    page = write_report(found.results, found.images, tmp_path / "report").read_text()
-    assert "Which view members use" in page
-    assert "difference by input" in page
-    figure = ElementTree.parse(tmp_path / "report" / "figures" / "views.svg").getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(figure.findall(f".//{space}circle")) == 2 * 3
-    labels = [each.get("aria-label") for each in figure.iter(f"{space}svg") if each.get("aria-label")]
-    assert len(labels) == 2
-    assert "with only the left" in labels[0]
-    assert "prefers-color-scheme: dark" in figure.find(f"{space}style").text
+# ---- in reports
 
 
 def test_reports_on_data_without_views_have_no_section_on_views(tmp_path):
@@ -168,25 +135,3 @@ def test_reports_on_data_without_views_have_no_section_on_views(tmp_path):
     page = write_report(results, make_images(results), tmp_path / "report").read_text()
     assert "Which view members use" not in page
     assert not (tmp_path / "report" / "figures" / "views.svg").exists()
-
-
-def test_dominoes_are_evaluated_by_view(tmp_path, monkeypatch, temp_cache):
-    small_sets(60, 60)
-    monkeypatch.chdir(tmp_path)
-    train(
-        ["two-view-digits", "--data", "dominoes", "--members", "2", "--epochs", "1", "--subset", "40", "--out", "run"]
-    )
-    found = evaluate_runs(["run"], EvaluationProtocol(corruptions=(), ood=(), maps=0))
-    assert [s.name for s in found.results.test_sets] == ["clean", "digit", "image"]
-    assert "digit_share" in found.results.runs[0].summary
-
-
-@pytest.mark.parametrize("study", ["two-views", "dominoes"])
-def test_studies_of_views_run(study, tmp_path):
-    reproduce([study, "--seeds", "1", "--out", str(tmp_path)])
-    rows = json.loads((tmp_path / "smoke" / f"{study}.json").read_text())["rows"]
-    assert [row["title"] for row in rows][2] == "feature-MAP, shared head"
-    assert "view_difference_on_average" in rows[0]["ours"]
-    assert rows[0]["ours"]["view_difference_by_input"]["mean"] == 0  # a single network
-    assert rows[3]["ours"]["view_difference_by_input"]["mean"] > 0
-    assert "| difference by input |" in (tmp_path / "smoke" / f"{study}.md").read_text()
