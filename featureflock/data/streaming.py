@@ -76,7 +76,7 @@ class StreamedExamples(Examples):
             pin_memory=device.type == "cuda",
         )
         count, limit = 0, max(_MAX_UNREADABLE, len(self) // 100)
-        for positions, (x, readable, unreadable) in zip(order, loader, strict=True):
+        for positions, (x, readable, unreadable) in zip(order, _start(loader), strict=True):
             count += len(unreadable)
             if count > limit:
                 raise OSError(
@@ -165,6 +165,17 @@ def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]
     x = [item for item in items if not isinstance(item, str)]
     readable = torch.tensor([not isinstance(item, str) for item in items])
     return torch.stack(x) if x else torch.empty(0), readable, tuple(item for item in items if isinstance(item, str))
+
+
+def _start(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Start the workers. They inherit blocked signals, because one before `_ignore_signals` would end a worker."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return iter(loader)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _ignore_signals(worker: int) -> None:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import featureflock as ff
-from featureflock.data import CustomData
+from featureflock.data import CustomData, streaming
 from featureflock.methods import FeatureWGD
 from featureflock.models import CustomModelConfig
 from featureflock.training import ComputeConfig, Recipe, TrainingInterrupted, train
@@ -191,6 +191,8 @@ class Slow(Dataset):
 def work_with_workers(folder: Path) -> None:
     os.setsid()
     multiprocessing.set_start_method("fork", force=True)  # workers that need not import everything again
+    ignore_signals = streaming._ignore_signals
+    streaming._ignore_signals = lambda worker: (time.sleep(0.05), ignore_signals(worker))  # workers that start slowly
     torch.set_num_threads(1)
     model = CustomModelConfig(partial(nn.Linear, 6, 4), partial(nn.Linear, 4, 2))
     data = CustomData(Slow(), Slow(), workers=2)
@@ -209,7 +211,7 @@ def group_is_alive(group: int) -> bool:
 
 
 def test_a_signal_to_the_process_group_saves_and_leaves_no_worker(tmp_path):
-    """Schedulers send signals to the process and all its workers."""
+    """Schedulers send signals to the process and all its workers, even to those that have just started."""
     context = multiprocessing.get_context("forkserver")
     for folder, disturbed in ((tmp_path / "a", False), (tmp_path / "b", True)):
         process = context.Process(target=work_with_workers, args=(folder,), daemon=False)

@@ -151,7 +151,7 @@ def test_a_finished_run_is_rebuilt_from_its_recipe_without_the_module_codec(meth
     loaded.temperature = 1.7
     ff.save(loaded, tmp_path / "run" / "ensemble")
     assert json.loads((tmp_path / "run" / "recipe.json").read_text()) == recipe.to_json()
-    monkeypatch.setattr(saving, "ModuleDecoder", None)
+    monkeypatch.setattr(saving.codec, "ModuleDecoder", None)
     again = rebuild(RunFolder(tmp_path / "run"))
     x = torch.rand(5, 1, 8, 8)
     assert torch.equal(again.predict(x), loaded.predict(x))
