@@ -101,7 +101,7 @@ def comparison(results: EvaluationResults) -> Table:
         note += f" DEE: {meaning}."
     count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
     if 0 < count < every:
-        note += f" Corrupted metrics (cA, cNLL, …) are means over {count} of {every} corrupted test sets."
+        note += f" Corrupted metrics (cA: accuracy, cNLL, …) are means over {count} of {every} corrupted test sets."
     return Table("comparison", title, headers, mark_best(headers, rows), note)
 
 

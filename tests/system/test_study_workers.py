@@ -1,29 +1,21 @@
 """Several workers on one study: each run is trained once, and the results equal those of one worker."""
 
 import json
-import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.studies import Row, Shard, Study, run_study, study_runs
-from featureflock.studies.study import CLEAN
+from featureflock.studies.study import CLEAN, smoke
 from featureflock.training import RECIPES
 
 SMALL = Study(
     "Two methods",
     tuple(Row(m.title, replace(RECIPES["cifar10-wrn16x4"].recipe, method=m)) for m in (DeepEnsembles(), FeatureWGD())),
     CLEAN,
-    seeds=2,
+    smoke=lambda recipe: replace(smoke(recipe), epochs=10),  # long enough for the workers to meet
 )
-
-
-def work(folder: Path, shard: tuple[int, int], results) -> None:
-    torch.set_num_threads(1)
-    status = run_study(SMALL, "smoke", folder, shard=Shard(*shard))
-    results.put(status.results)
 
 
 def starts(folder: Path) -> list[int]:
@@ -33,17 +25,21 @@ def starts(folder: Path) -> list[int]:
 
 
 def test_workers_share_a_folder_and_train_each_run_once(tmp_path):
-    """A pool of two processes and a worker of another shard, at the same time in one folder; then one process alone."""
+    """One worker alone; then a pool of two processes, and a worker in this process that tries to train the same run."""
+    alone = run_study(SMALL, "smoke", tmp_path / "alone").results  # this also imports what training needs
     shared = tmp_path / "shared"
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    worker = context.Process(target=work, args=(shared, (2, 2), results))
-    worker.start()
-    tables = [run_study(SMALL, "smoke", shared, workers=2).results, results.get(timeout=300)]
-    worker.join(60)
-    assert worker.exitcode == 0
+    runs = study_runs(SMALL, "smoke", shared)
+    tables = []
+
+    def join(done: int, total: int | None, what: str) -> None:
+        if done == 0:
+            deadline = time.monotonic() + 120
+            while not (started := [k for k, run in enumerate(runs, 1) if (run.folder / "recipe.json").exists()]):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            tables.append(run_study(SMALL, "smoke", shared, shard=Shard(started[0], len(runs))).results)
+
+    tables.append(run_study(SMALL, "smoke", shared, workers=2, training_progress=join).results)
     assert starts(shared) == [1, 1, 1, 1]
-    assert any(tables), "the last worker compares the runs"
-    alone = run_study(SMALL, "smoke", tmp_path / "alone").results
-    assert alone is not None
-    assert all(table["rows"] == alone["rows"] for table in tables if table is not None)
+    assert tables[1]["rows"] == alone["rows"]
+    assert tables[0] is None or tables[0]["rows"] == alone["rows"]  # None: the pool was still training
