@@ -32,10 +32,7 @@ _LISTED = "featureflock train --help lists all recipes."
 
 
 def read_flags(command: str, args: list[str], what: str, *extra: Field) -> tuple[str, Any]:
-    """Return the name of the recipe, and an object with the fields `recipe`, `compute` and `extra`.
-
-    `args` are the name of the recipe, then flags. `what` is a sentence about the command for its help.
-    """
+    """Return the name of the recipe, the first of `args`, and an object with fields `recipe`, `compute` and `extra`."""
     name, flags = args[0], args[1:]
     if name.startswith("-"):
         raise ValueError(f"The name of a recipe comes first: featureflock {command} NAME [FLAGS]; {_LISTED}")

@@ -185,7 +185,5 @@ def check_loss_output(output: object, method: Method, members: int, examples: in
         if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
             return output
         got = f"shapes {tuple(output.loss.shape)} and {tuple(output.outputs.shape)}"
-    raise ValueError(
-        f"{type(method).__name__}.loss must return LossOutput(loss, outputs), a scalar and the members' logits "
-        f"({members}, {examples}, classes); got {got}."
-    )
+    expected = f"LossOutput(loss, outputs), a scalar and logits ({members}, {examples}, classes)"
+    raise ValueError(f"{type(method).__name__}.loss must return {expected}; got {got}.")

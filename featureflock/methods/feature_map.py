@@ -1,7 +1,6 @@
 """feature-MAP: the feature prior without repulsion, v = g + s.
 
-With one member, this is the ablation of the paper's appendix C. With several members it is a shared head without
-repulsion, an ablation that isolates the effect of the repulsion.
+With one member, this is the ablation of the paper's appendix C; with several, it isolates the effect of the repulsion.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""feature-WGD, the paper's method (Algorithm 1): members repel each other in feature space.
-
-n extractors and one shared head, with the particle layer between them.
-"""
+"""feature-WGD, the paper's method (Algorithm 1): n extractors, the particle layer, and one shared head."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""function-WGD (Wang et al., 2019, with the paper's update): members repel each other in logit space.
-
-Every member has its own head, and the particle layer follows the heads.
-"""
+"""function-WGD (Wang et al., 2019, with the paper's update): every member has a head; the particle layer follows."""
 
 from dataclasses import dataclass
 

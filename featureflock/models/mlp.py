@@ -14,9 +14,7 @@ from featureflock.models.layers import check_positive, initialise
 class MLP(nn.Module):
     """Maps inputs of any shape (B, …) to non-negative features (B, widths[-1]).
 
-    Args:
-        inputs: size of one flattened input.
-        widths: layer widths. Every layer, including the last, is followed by a ReLU.
+    `inputs` is the size of one flattened input. Every layer, including the last, is followed by a ReLU.
     """
 
     def __init__(self, inputs: int, widths: Sequence[int] = (128, 64, 32)) -> None:

@@ -25,8 +25,7 @@ from featureflock.training.recipe import Precision
 Switch = Literal["auto", "on", "off"]
 
 _COMPILE_FLOPS = {"cpu": 2e13, "cuda": 2e15}
-"""FLOPs from which compiling pays off. It takes most of a minute and reduces training time on a CPU by a quarter
-(docs/speed.md). The value for CUDA is a guess."""
+"""FLOPs from which compiling, which takes most of a minute, pays off (docs/speed.md). For CUDA it is a guess."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def resolve_compute(
 def faster_processes(compute: ComputeConfig, resolved: ResolvedCompute, members: int) -> int:
     """Number of CPU processes that would train faster than one, or 1.
 
-    Threads synchronise after every operation, processes twice per step. On two threads, two processes are 6 to 8 %
-    faster (docs/speed.md), for compiled convolutional networks whose members can be divided equally.
+    It is above 1 for compiled convolutional networks whose members can be divided equally (docs/speed.md).
     """
     default = compute.mesh == MeshShape() and not launched_by_torchrun()
     if default and resolved.device == "cpu" and resolved.compile and resolved.channels_last:

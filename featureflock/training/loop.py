@@ -194,10 +194,7 @@ class _Loop:
         self._save_checkpoint()
 
     def finish_epoch(self) -> None:
-        """Evaluate, write the line of the epoch, and advance to the next epoch.
-
-        A process that is killed in here resumes from the checkpoint before it and repeats it.
-        """
+        """Evaluate, write the line of the epoch, and advance. A run that is killed in here repeats it when resumed."""
         state, splits = self.state, self.splits
         loss, cross_entropy, correct, count = state.totals.tolist()
         if not count:
@@ -235,7 +232,7 @@ class _Loop:
                 full.load_state_dict(weights)
             with self.run.writing():
                 save(full, self.run.ensemble)
-                return self.run.finish(len(ens), parameters, len(self.splits.train), test)
+                return self.run.finish(len(full), parameters, len(self.splits.train), test)
 
         return self.mesh.on_rank_zero(write)
 

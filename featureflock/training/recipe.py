@@ -127,8 +127,7 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain JSON types, with the class name of each component.
 
-        Values that JSON cannot hold are identified instead: tensors by their digest, functions by their name. A recipe
-        with such values cannot be read by `from_json`.
+        Tensors are replaced by their digest and functions by their name, which `from_json` cannot read.
         """
         return cast(dict[str, Any], serialization.to_json(self, fallback=_identify))
 
@@ -144,8 +143,7 @@ def data_set_from_json(value: Any) -> DataSet:
 
 
 _FREE = ("folder", "workers")
-"""Fields that may change when a run is resumed: the location of files and the number of processes that read them. The
-digest of the data shows whether the data are the same."""
+"""Fields that may change when a run is resumed. The digest of the data shows whether the data are the same."""
 
 
 def recipe_differences(ours: Any, theirs: Any, name: str = "") -> list[str]:

@@ -4,7 +4,8 @@ Appendix B gives one training schedule for each data set, and a prior and a rank
 weight-WGD and function-WGD are the defaults of those methods.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from featureflock.core.priors import Cauchy, Normal, Uniform
 from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
@@ -13,8 +14,7 @@ from featureflock.models import CifarResNetConfig, CNNConfig, FastCNNConfig, MLP
 from featureflock.training.recipe import Recipe
 
 
-@dataclass(frozen=True)
-class NamedRecipe:
+class NamedRecipe(NamedTuple):
     """A recipe and a one-line description of it."""
 
     what: str

@@ -26,9 +26,6 @@ try:
 except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]
 
-_FINAL = ("epoch", "step", "loss", "cross_entropy", "accuracy")
-"""Metrics of the last epoch in result.json."""
-
 
 class RunLockedError(ValueError):
     """Another process is training this run."""
@@ -97,12 +94,12 @@ class RunFolder:
     def finish(self, members: int, parameters: int, examples: int, test: dict[str, Any]) -> dict[str, Any]:
         """Write and return result.json, with the number of training examples and the metrics on the test set."""
         lines = self.read_metrics()
-        last: dict[str, Any] = lines[-1] if lines else {}
+        last = {k: lines[-1][k] for k in ("epoch", "step", "loss", "cross_entropy", "accuracy")} if lines else {}
         result: dict[str, Any] = {
             "members": members,
             "parameters": parameters,
             "seconds": sum(line["seconds"] for line in lines),
-            "train": {"examples": examples, **{name: last[name] for name in _FINAL if name in last}},
+            "train": {"examples": examples, **last},
             "test": test,
         }
         write_atomically(self.path / "result.json", _json(result))

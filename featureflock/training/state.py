@@ -70,11 +70,8 @@ class State:
 
 
 def non_finite_members(state: State) -> list[int] | None:
-    """Members with non-finite weights or momentum; [] if only shared parameters have any; None if all are finite.
-
-    Buffers are ignored, because they may be infinite on purpose, such as a mask.
-    """
-    optimiser_state = state.optimiser_state()
+    """Members with non-finite weights or momentum; [] if only shared parameters have any; None if all are finite."""
+    optimiser_state = state.optimiser_state()  # without buffers, which may be infinite on purpose, such as a mask
 
     def is_finite(parameter: Tensor) -> bool:
         tensors = (parameter, *(t for t in optimiser_state.get(parameter, {}).values() if isinstance(t, Tensor)))

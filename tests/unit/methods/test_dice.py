@@ -58,7 +58,7 @@ def fit(method: Method, ens: ff.Ensemble, steps: int, seed: int = 0) -> ff.Ensem
 @lru_cache
 def _trained_once(members: int) -> ff.Ensemble:
     method = DICE(delta=0.0, ramp_epochs=0.0, initial_beta=10.0, beta=10.0)
-    return fit(method, build(method, members), 80).train()
+    return fit(method, build(method, members), 60).train()
 
 
 def trained(members: int = N) -> ff.Ensemble:
