@@ -48,8 +48,7 @@ class Ensemble(nn.Module):
         head: one module for all members, or a sequence (such as a ModuleList) of one per member. A shared head can be
             any part of a network, from an early block on. If it has BatchNorm, it is trained on the rows of all members
             as one batch of n·B, so that its statistics describe the mixture that it is used on.
-        layer: the particle layer, or None. Any module on stacked features (n, B, …) that is the identity in eval mode
-            can be used too.
+        layer: the particle layer, another module on features (n, B, …) that is the identity in eval mode, or None.
         at: the particles of the layer: the features (feature-WGD), the logits (function-WGD) or all trained weights
             (weight-WGD; the layer then needs `count`, the size of the data set).
         execution: how members are computed. All three modes give the same results up to rounding:
@@ -149,9 +148,8 @@ class Ensemble(nn.Module):
         """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
         if any(isinstance(m, RemoteMember) for m in self.extractors):
             raise ValueError("Other processes have some of the members; ff.load a saved ensemble to have all.")
-        references: list[tuple[nn.Module, str]] = [(self, "mesh")]
-        if isinstance(self.layer, ParticleLayer):
-            references += [(self.layer, "group"), (self.layer, "sees_whole_batch")]
+        of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
+        references = [(self, "mesh"), *((self.layer, name) for name in of_layer)]
         removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]
         try:
             yield
@@ -242,8 +240,7 @@ class Ensemble(nn.Module):
         convolutions (inference.py), and the memory format is channels_last. Later training does not change the copy.
 
         Args:
-            compile: compile the members with torch.compile at the first call for each shape of x, which takes seconds.
-                None compiles where torch.compile can be used.
+            compile: use torch.compile, at the first call for each shape of x (seconds); None for where it is available.
         """
         with self.detached_from_mesh():
             ens = copy.deepcopy(self).eval().requires_grad_(False)

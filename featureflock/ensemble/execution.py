@@ -1,7 +1,4 @@
-"""Execution modes of n modules with the same results: sequential, vectorised, low memory.
-
-Shapes: n members.
-"""
+"""Execution modes of n modules with the same results: sequential, vectorised, low memory."""
 
 import copy
 from collections.abc import Callable, Sequence
