@@ -19,7 +19,7 @@ from harness import seconds, write_json
 
 from featureflock.methods import FeatureWGD
 from featureflock.models import WideResNetConfig, linear_head
-from featureflock.training import ResolvedCompute
+from featureflock.training.compute import ResolvedCompute
 
 SEED = 0
 MEMBERS = 2

@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Method, WeightWGD
 from featureflock.models import CifarResNetConfig, MLPConfig, ModelConfig, WideResNetConfig
-from featureflock.training import Recipe, ResolvedCompute
+from featureflock.training import Recipe
+from featureflock.training.compute import ResolvedCompute
 from featureflock.training.state import initial_state
 
 SEED = 0

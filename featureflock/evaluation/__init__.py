@@ -25,38 +25,9 @@ from featureflock.evaluation.results import EvaluationResults
 from featureflock.evaluation.statistics import paired_difference
 from featureflock.evaluation.test_sets import EvaluationProtocol
 
-__all__ = [
-    "METRICS",
-    "Evaluation",
-    "EvaluationProtocol",
-    "EvaluationResults",
-    "Metric",
-    "accuracy",
-    "aurc",
-    "average",
-    "brier",
-    "calibrate",
-    "calibrated",
-    "cam_grid",
-    "cam_similarity",
-    "cam_similarity_matrix",
-    "class_activation_maps",
-    "conditional_redundancy",
-    "deep_ensemble_equivalent",
-    "detection",
-    "disagreement",
-    "ece",
-    "evaluate_runs",
-    "fit_temperature",
-    "member_accuracy",
-    "member_diversity",
-    "mutual_information",
-    "nll",
-    "out_of_distribution",
-    "paired_difference",
-    "predictive_variance",
-    "reliability",
-    "risk_coverage",
-    "scores",
-    "tempered",
-]
+__all__ = ["METRICS", "Evaluation", "EvaluationProtocol", "EvaluationResults", "Metric", "evaluate_runs"]
+__all__ += ["accuracy", "aurc", "average", "brier", "ece", "member_accuracy", "nll", "reliability", "risk_coverage"]
+__all__ += ["calibrate", "calibrated", "deep_ensemble_equivalent", "fit_temperature", "paired_difference", "scores"]
+__all__ += ["conditional_redundancy", "disagreement", "member_diversity", "mutual_information", "predictive_variance"]
+__all__ += ["cam_grid", "cam_similarity", "cam_similarity_matrix", "class_activation_maps", "detection"]
+__all__ += ["out_of_distribution", "tempered"]
