@@ -373,7 +373,7 @@ def _purpose(group: Any) -> tuple[str, str]:
                 return "n × n sums", "data"
             case "Axis.all_gather_rows" | "_early.<locals>.start":
                 return "gather", "members"
-            case "_AverageGradient.backward":
+            case "Mesh.average_gradient.<locals>.<lambda>":
                 return "gradients", "data"
             case "Mesh.average":
                 return "gradients", "all" if frame.f_locals["over_members"] else "data"
