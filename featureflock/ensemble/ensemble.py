@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from featureflock.core.layer import ParticleLayer
 from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
-from featureflock.ensemble.execution import BATCH_NORMS, Execution, State, check_same_architecture, execute
+from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
 from featureflock.ensemble.inference import can_compile, fold_batch_norm
 
 Place = Literal["features", "logits", "weights"]
@@ -157,7 +157,7 @@ class Ensemble(nn.Module):
             for module, name, value in removed:
                 setattr(module, name, value)
 
-    def _execute_local(self, modules: nn.Module, states: list[State] | None, x: Any) -> Tensor | list[Tensor]:
+    def _execute_local(self, modules: nn.Module, states: list[ModuleState] | None, x: Any) -> Tensor | list[Tensor]:
         local = self._local(modules)
         with self.mesh.member_rng():
             return execute(local, states, [x] * len(local), self.execution)
@@ -279,7 +279,7 @@ class Ensemble(nn.Module):
             logits: Tensor = self(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-    def _transported_weights(self) -> tuple[list[State] | None, list[State] | None]:
+    def _transported_weights(self) -> tuple[list[ModuleState] | None, list[ModuleState] | None]:
         """Return the weights of extractors and heads after a layer on weights, or None if there is no such layer."""
         layer = self.layer
         if layer is None or self.at != "weights" or not (layer.training and torch.is_grad_enabled()):
@@ -295,7 +295,7 @@ class Ensemble(nn.Module):
         if any(v.shape != vectors[0].shape for v in vectors):
             sizes = ", ".join(str(v.numel()) for v in vectors)
             raise ValueError(f"A layer on the weights needs members of equal size; they have {sizes} trained weights.")
-        states: tuple[list[State], list[State]] = [], []
+        states: tuple[list[ModuleState], list[ModuleState]] = [], []
         transported = self.mesh.members.local_rows(layer(self._gather(vectors, "weights")))
         for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
             pieces = vector.split([p.numel() for p in member.values()])

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 
 Execution = Literal["sequential", "vectorised", "low_memory"]
-State = dict[str, Tensor]
+ModuleState = dict[str, Tensor]
 
 _NEEDS, _USE = 'execution="vectorised" needs', 'Use execution="sequential".'
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -22,7 +22,10 @@ _INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"
 
 
 def execute(
-    modules: Sequence[nn.Module], states: Sequence[State] | None, inputs: Tensor | Sequence[Any], execution: Execution
+    modules: Sequence[nn.Module],
+    states: Sequence[ModuleState] | None,
+    inputs: Tensor | Sequence[Any],
+    execution: Execution,
 ) -> Tensor | list[Tensor]:
     """Return the output of module i for input i, for all i: a stacked tensor if vectorised, else a list.
 
@@ -73,12 +76,12 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _call(module: nn.Module, state: State, x: Any) -> Tensor:
+def _call(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
     out: Tensor = functional_call(module, state, (x,)) if state else module(x)
     return out
 
 
-def _call_recomputing(module: nn.Module, state: State, x: Any) -> Tensor:
+def _call_recomputing(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
     """Call a module without storing its activations: the backward pass computes them again.
 
     The second call starts from copies of the buffers, as they were before the first call, and from the same random
@@ -144,7 +147,7 @@ class _Recompute(torch.autograd.Function):
             return (None, None, None, *ctx.gradients(grad))
 
 
-def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: Tensor | Sequence[Any]) -> Tensor:
+def _vectorised(modules: Sequence[nn.Module], states: Sequence[ModuleState], inputs: Tensor | Sequence[Any]) -> Tensor:
     """Call all modules at once, with torch.func.vmap over their stacked weights and buffers."""
     template = modules[0]
     modes = [[m.training for m in module.modules()] for module in modules]
@@ -161,7 +164,7 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     one_input = not isinstance(inputs, Tensor) and all(x is inputs[0] for x in inputs)
     x = inputs if isinstance(inputs, Tensor) else inputs[0] if one_input else torch.stack(list(inputs))
 
-    def call(weights: State, buffers: State, x: Any) -> tuple[Tensor, State]:
+    def call(weights: ModuleState, buffers: ModuleState, x: Any) -> tuple[Tensor, ModuleState]:
         state = weights | buffers
         out = functional_call(template, state, (x,))
         return out, {name: state[name] for name in buffers}  # functional_call writes updates to `state`
@@ -181,5 +184,5 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[State], inputs: T
     return out
 
 
-def _stacked(states: Sequence[State]) -> State:
+def _stacked(states: Sequence[ModuleState]) -> ModuleState:
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}

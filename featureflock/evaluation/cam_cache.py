@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from featureflock.data import Examples
 from featureflock.evaluation.grad_cam import class_activation_maps
-from featureflock.evaluation.predictions import Predictor, Tick, read_cache, readable_batches, write_cache
+from featureflock.evaluation.predictions import ExampleCallback, Predictor, read_cache, readable_batches, write_cache
 from featureflock.evaluation.runs import TrainedRun
 from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet
 
@@ -57,7 +57,7 @@ def load_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> Ca
     return None if tensors is None else CachedMaps(**tensors)
 
 
-def store_maps(predictor: Predictor, kind: MapKind, chosen: list[EvaluationSet], tick: Tick) -> None:
+def store_maps(predictor: Predictor, kind: MapKind, chosen: list[EvaluationSet], tick: ExampleCallback) -> None:
     """Compute the maps of these images and cache them."""
     parts = []
     for test_set in chosen:

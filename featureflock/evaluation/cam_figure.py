@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from featureflock.corruptions.images import Bytes
 from featureflock.evaluation.grad_cam import checked_maps
-from featureflock.evaluation.images import Bytes
 
 Texts = Sequence[Sequence[str]]
-Group = tuple[str, Tensor] | tuple[str, Tensor, Texts | None]
+MemberMaps = tuple[str, Tensor] | tuple[str, Tensor, Texts | None]
 
-COLOURS, INK, PALE = "inferno", "#1f2328", "#6a737d"
+COLOUR_MAP, INK, PALE = "inferno", "#1f2328", "#6a737d"
 CELLS = 12
 """Maximum number of cells in a row, unless one image with its members needs more."""
 
 
-def cam_grid(images: Bytes | Tensor, groups: Sequence[Group], *, cell: int = 112) -> Image.Image:
+def cam_grid(images: Bytes | Tensor, groups: Sequence[MemberMaps], *, cell: int = 112) -> Image.Image:
     """One band per ensemble. In it, each image is followed by the heat map of every member.
 
     Args:
@@ -85,7 +85,7 @@ def overlaid(images: Bytes | Tensor, maps: Tensor, size: tuple[int, int]) -> Byt
     m_bhw = F.interpolate(m_bhw[:, None], size, mode="bicubic")[:, 0].clamp_min(0)
     heat_bhw = (m_bhw / m_bhw.amax((-2, -1), keepdim=True).clamp_min(1e-300)).numpy()
     alpha_bhw1 = 0.35 + 0.4 * heat_bhw[..., None]
-    colour_bhwc = 255 * colormaps[COLOURS](heat_bhw)[..., :3]
+    colour_bhwc = 255 * colormaps[COLOUR_MAP](heat_bhw)[..., :3]
     blended: Bytes = ((1 - alpha_bhw1) * 0.85 * grey_bhw1 + alpha_bhw1 * colour_bhwc).round().astype(np.uint8)
     return blended
 
@@ -116,7 +116,7 @@ def _checked_images(images: Any) -> Bytes:
     return p
 
 
-def _checked_group(group: Group, count: int) -> tuple[str, Tensor, Texts | None]:
+def _checked_group(group: MemberMaps, count: int) -> tuple[str, Tensor, Texts | None]:
     title, maps, texts = (*group, None)[:3]
     maps = checked_maps(maps)
     if maps.shape[1] != count:

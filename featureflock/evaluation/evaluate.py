@@ -17,10 +17,10 @@ from featureflock.evaluation import cam_cache
 from featureflock.evaluation import predictions as cache
 from featureflock.evaluation.cam_cache import CachedMaps, MapKind
 from featureflock.evaluation.comparison import compare, notes
-from featureflock.evaluation.gallery import Images, MemberVotes, cam_figure, disputed_examples
+from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
 from featureflock.evaluation.images import are_images
 from featureflock.evaluation.metrics.registry import summarise
-from featureflock.evaluation.predictions import Predictor, Tick, load_predictions
+from featureflock.evaluation.predictions import ExampleCallback, Predictor, load_predictions
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
@@ -31,7 +31,7 @@ from featureflock.utils.provenance import provenance
 
 EvaluationProgress = Callable[[int, int, str], None]
 """Called with the number of examples done, their total, and the current task."""
-_Task = tuple[str, int, Callable[[Tick], None]]
+_Task = tuple[str, int, Callable[[ExampleCallback], None]]
 """Predictions or maps to compute and cache: title, number of examples, function."""
 
 
@@ -195,7 +195,7 @@ def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Tas
     return tasks
 
 
-def _predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick) -> None:
+def _predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallback) -> None:
     cache.store_predictions(predictor.run, test_set, cache.predict(predictor, test_set, tick))
 
 
@@ -212,7 +212,7 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
     baseline = next((group.baseline for group in compared if group.baseline is not None), None)
     baseline_first = sorted(several.items(), key=lambda item: item[0] != baseline)
     maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
-    figure, drawn = cam_figure(maps, plan.splits.test)
+    figure, drawn = draw_cam_figure(maps, plan.splits.test)
     results = EvaluationResults(
         data=type(plan.data).__name__,
         classes=plan.splits.classes,

@@ -80,7 +80,7 @@ def disputed_examples(
     return examples, images
 
 
-def cam_figure(maps: Sequence[tuple[str, int, CachedMaps]], test: Examples) -> tuple[CamFigure | None, Images]:
+def draw_cam_figure(maps: Sequence[tuple[str, int, CachedMaps]], test: Examples) -> tuple[CamFigure | None, Images]:
     """Class activation maps of the first groups, over one image of each of the first classes of `test`.
 
     `maps` are title, seed and maps of each group.

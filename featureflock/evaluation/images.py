@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from featureflock.corruptions.images import Bytes
 from featureflock.data import EpochKey, ExampleReader, Examples, Stream, StreamedExamples, TensorExamples
 from featureflock.data.image_files import ImageFiles, read_classes
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.registry import PUBLISHED_SETS
 
-Bytes = NDArray[np.uint8]
 NOISE = "noise"
 _SMALL, _ENLARGED = 24, 32
 _GREY = (0.299, 0.587, 0.114)

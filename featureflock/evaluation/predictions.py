@@ -32,7 +32,7 @@ _BATCH = 256
 _VERIFIED: set[tuple[str, int, int, int]] = set()
 """Path, inode, size and time of files whose content matched their digest in this process."""
 
-Tick = Callable[[int], None]
+ExampleCallback = Callable[[int], None]
 """Called with the number of examples just done."""
 
 
@@ -70,7 +70,7 @@ class Predictor:
         return self._loaded[1]
 
     @torch.no_grad()
-    def log_probs(self, examples: Examples, tick: Tick = lambda done: None) -> Predictions:
+    def log_probs(self, examples: Examples, tick: ExampleCallback = lambda done: None) -> Predictions:
         """Predictions of every member; unreadable examples are left out."""
         ens, compute = self.ensemble, self.compute
         parts = []
@@ -106,7 +106,7 @@ def load_predictions(run: TrainedRun, test_set: EvaluationSet) -> Predictions:
     return Predictions(log_probs[:, mask], labels[mask], positions[mask])
 
 
-def predict(predictor: Predictor, test_set: EvaluationSet, tick: Tick = lambda done: None) -> Predictions:
+def predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallback = lambda done: None) -> Predictions:
     """Compute predictions on a test set."""
     found = predictor.log_probs(test_set.load(test_set.positions), tick)
     return found._replace(positions=test_set.positions[found.positions])

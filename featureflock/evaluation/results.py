@@ -18,7 +18,7 @@ from featureflock.utils.serialization import from_json, to_json
 
 SCHEMA_VERSION = 1
 
-Scores = dict[str, float]
+ScoreDict = dict[str, float]
 """accuracy, nll, brier, ece, aurc."""
 
 
@@ -26,8 +26,8 @@ Scores = dict[str, float]
 class TestSetScores:
     """Scores of one run on one test set."""
 
-    calibrated: Scores
-    raw: Scores
+    calibrated: ScoreDict
+    raw: ScoreDict
     temperatures: list[float]
     """One for each half of each shuffle of the cross-validation."""
     examples: int
@@ -58,7 +58,7 @@ class CleanDetails:
     """raw and calibrated."""
     risk_coverage: dict[str, list[float]]
     """coverage and risk."""
-    by_size: dict[str, Scores]
+    by_size: dict[str, ScoreDict]
     """Calibrated scores of sub-ensembles of 1, 2, …, n members."""
     diversity: dict[str, float]
     """disagreement, mutual_information, predictive_variance; empty for one member."""
@@ -68,7 +68,7 @@ class CleanDetails:
 class SingleViewScores:
     """Scores on inputs of which only one view is left."""
 
-    raw: Scores
+    raw: ScoreDict
     member_accuracy: list[float]
 
 
@@ -109,7 +109,7 @@ class RunResult:
     views: ViewResults | None = None
     corrupted: dict[str, dict[str, TestSetScores]] = field(default_factory=dict)
     """By corruption, then by severity."""
-    corrupted_mean: dict[str, Scores] = field(default_factory=dict)
+    corrupted_mean: dict[str, ScoreDict] = field(default_factory=dict)
     """raw and calibrated, mean over all corrupted test sets."""
     ood: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""

@@ -24,7 +24,7 @@ from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
 from featureflock.evaluation.metrics import classification as metrics
 from featureflock.evaluation.metrics.classification import average, mean_scores
 from featureflock.evaluation.ood import out_of_distribution
-from featureflock.evaluation.results import Scores, TestSetScores, ViewResults
+from featureflock.evaluation.results import ScoreDict, TestSetScores, ViewResults
 
 SUBSETS_PER_SIZE, CURVE_POINTS = 5, 50
 """Sub-ensembles that are averaged for each size, and points of a risk-coverage curve."""
@@ -80,7 +80,7 @@ class RunPredictions:
         return {name: {s: part.scores for s, part in sets.items()} for name, sets in self.corrupted.items()}
 
     @cached_property
-    def corrupted_mean(self) -> dict[str, Scores]:
+    def corrupted_mean(self) -> dict[str, ScoreDict]:
         """raw and calibrated, mean over all corrupted test sets; empty if there are none."""
         sets = [part for by_severity in self.corrupted_scores.values() for part in by_severity.values()]
         kinds = ("calibrated", "raw") if sets else ()
@@ -140,7 +140,7 @@ class RunPredictions:
         return {kind: schema.MapSimilarity(*values) for kind, values in measures.items()}
 
 
-def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, Scores]:
+def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, ScoreDict]:
     """Calibrated scores of sub-ensembles of neighbouring members in a circle, mean over up to 5 starting points."""
     n, sizes = len(log_probs_nbc), {}
     starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})

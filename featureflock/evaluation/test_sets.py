@@ -95,7 +95,7 @@ def all_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol, l
         clean(splits, protocol),
         *single_views(splits, protocol),
         *corrupted(splits, data, protocol, log),
-        *out_of_distribution(splits, data, protocol),
+        *ood_test_sets(splits, data, protocol),
     ]
 
 
@@ -167,7 +167,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
             log(f"To generate them once for all runs: featureflock data corrupt {published}")
 
 
-def out_of_distribution(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -> Iterator[EvaluationSet]:
+def ood_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -> Iterator[EvaluationSet]:
     """The OOD sets. The data set of the runs, or the one that it wraps, is never among the default ones."""
     test = splits.test
     if not isinstance(test, TensorExamples | StreamedExamples) or not are_images(test):

@@ -83,7 +83,7 @@ class DICE(Method):
         features, classes = size
         gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
         mean_heads = [nn.Sequential(FirstColumns(features), head) for head in heads]
-        return Ensemble(gaussian, mean_heads, Bottleneck(len(extractors), features, classes, train_size))
+        return Ensemble(gaussian, mean_heads, InformationBottleneck(len(extractors), features, classes, train_size))
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         terms, logits = self.terms(ens, x, y)
@@ -154,7 +154,7 @@ class FirstColumns(nn.Module):
         return gaussian[..., : self.features]
 
 
-class Bottleneck(nn.Module):
+class InformationBottleneck(nn.Module):
     """Samples z (n, B, H) from Gaussian features (n, B, 2H) in training; the identity in eval mode."""
 
     def __init__(self, members: int, features: int, classes: int, train_size: int) -> None:
@@ -209,8 +209,8 @@ def in_pairs(shuffled: Tensor, labels: Tensor) -> Tensor:
     return shuffled[by_class[(first + unpaired * len(labels)).argsort(stable=True)]]
 
 
-def _bottleneck(ens: Ensemble) -> Bottleneck:
-    if not isinstance(ens.layer, Bottleneck):
+def _bottleneck(ens: Ensemble) -> InformationBottleneck:
+    if not isinstance(ens.layer, InformationBottleneck):
         raise ValueError("DICE.loss needs an ensemble built by DICE.build.")
     return ens.layer
 

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featureflock.evaluation.metrics.registry import METRICS
-from featureflock.evaluation.results import ReliabilityCurve, RunResult, Scores
+from featureflock.evaluation.results import ReliabilityCurve, RunResult, ScoreDict
 from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.methods import DeepEnsembles
 from featureflock.report import svg
 from featureflock.report.plots import WIDTH, Box, Figure, Series, box_panel, heading, legend, line_panel
 from featureflock.report.rows import ReportRow, corrupted_sets
-from featureflock.report.svg import Panel, Plot, Scale, tag
+from featureflock.report.svg import AxisScale, Panel, Plot, tag
 from featureflock.report.tables import shorten
 
 Rows = Sequence[ReportRow]
-_BySize = dict[int, list[Scores]]
+_BySize = dict[int, list[ScoreDict]]
 """Scores of each run by number of members."""
 _SCORES = ("accuracy", "nll")
 """Metrics of the figures with one panel each."""
@@ -87,7 +87,7 @@ def trained_sizes(rows: Rows) -> Figure | None:
     return Figure("sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(row for row, _ in lines))
 
 
-def reliability(rows: Rows) -> Figure:
+def reliability_diagram(rows: Rows) -> Figure:
     """Accuracy by confidence, before and after temperature scaling."""
     caption = (
         "Examples in 15 bins by top probability: accuracy against mean confidence. Stems show the gap to the diagonal "
@@ -98,7 +98,7 @@ def reliability(rows: Rows) -> Figure:
     return Figure("reliability", "Reliability diagrams", caption, [_reliability_panel(row) for row in rows], [])
 
 
-def risk_coverage(rows: Rows) -> Figure:
+def risk_coverage_curve(rows: Rows) -> Figure:
     """Error rate among the most confident predictions."""
     series = []
     for row in rows:
@@ -173,7 +173,7 @@ def map_similarity(rows: Rows) -> Figure | None:
     if not bars:
         return None
     height = 28 * len(bars) + 80
-    plot = Plot(Scale(0, 1, 12, WIDTH - 42), Scale(0, 1, height - 42, 24))
+    plot = Plot(AxisScale(0, 1, 12, WIDTH - 42), AxisScale(0, 1, height - 42, 24))
     parts = [heading("Cosine similarity of members’ maps")]
     parts.append(plot.frame(svg.labelled(svg.ticks(0, 1)), [], "0: disjoint, 1: identical"))
     for k, (row, kind, found) in enumerate(bars):
@@ -237,8 +237,8 @@ def _curve(row: ReportRow, value: Callable[[dict[str, Any]], float | None], with
 
 def _reliability_panel(row: ReportRow) -> Panel:
     width, height, base = 300, 330, 244
-    plot = Plot(Scale(0, 1, 38, width - 12), Scale(0, 1, base, 54))
-    counts = Plot(plot.x, Scale(0, 1, height - 40, base + 8))
+    plot = Plot(AxisScale(0, 1, 38, width - 12), AxisScale(0, 1, base, 54))
+    counts = Plot(plot.x, AxisScale(0, 1, height - 40, base + 8))
     ticks = svg.labelled([0, 0.25, 0.5, 0.75, 1], 100)
     calibrated, raw = (_pooled([run.details.reliability[kind] for run in row.runs]) for kind in ("calibrated", "raw"))
     fullest = max(b.examples for b in calibrated)
@@ -289,7 +289,7 @@ def _pooled(curves: Sequence[ReliabilityCurve]) -> list[_Bin]:
 def _members_panel(row: ReportRow, low: float, high: float) -> Panel:
     line, left = 22, 58
     height = 30 + line * len(row.runs) + 42
-    plot = Plot(Scale(low, high, left, WIDTH - 12), Scale(0, len(row.runs), height - 42, 30))
+    plot = Plot(AxisScale(low, high, left, WIDTH - 12), AxisScale(0, len(row.runs), height - 42, 30))
     parts = [heading(shorten(row.title, 52)), plot.frame(svg.scaled_ticks(low, high, about=6), [], "accuracy, %")]
     texts = []
     for k, run in enumerate(row.runs):

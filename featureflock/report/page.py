@@ -48,8 +48,8 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
         ("views", "Which view members use", view_figure(rows), views, view_differences),
         ("maps", "Class activation maps", cam_figure(results, images, rows), figures.map_similarity(rows)),
         ("disagreement", "Disputed examples", disputed_images(results, images, rows)),
-        ("calibration", "Calibration", figures.reliability(rows), uncalibrated),
-        ("uncertainty", "Uncertainty", figures.risk_coverage(rows), ood, ood_table(rows)),
+        ("calibration", "Calibration", figures.reliability_diagram(rows), uncalibrated),
+        ("uncertainty", "Uncertainty", figures.risk_coverage_curve(rows), ood, ood_table(rows)),
         ("training", "Training", figures.training_curves(rows)),
     ]
     found = [Section(name, title, [part for part in parts if part is not None]) for name, title, *parts in sections]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from featureflock.report import svg
 from featureflock.report.rows import ReportRow
-from featureflock.report.svg import Panel, Plot, Point, Scale, tag
+from featureflock.report.svg import AxisScale, Panel, Plot, Point, tag
 
 _HERE = Path(__file__).parent
 WIDTH, HEIGHT = 360, 250
@@ -162,10 +162,10 @@ def heading(title: str) -> Markup:
 
 def plot_area(x_range: Point, y_range: Point, width: float = WIDTH) -> Plot:
     """Axes with the usual margins."""
-    return Plot(Scale(*x_range, _LEFT, width - _RIGHT), Scale(*y_range, HEIGHT - _BOTTOM, _TOP))
+    return Plot(AxisScale(*x_range, _LEFT, width - _RIGHT), AxisScale(*y_range, HEIGHT - _BOTTOM, _TOP))
 
 
-def _box(y: Scale, x: float, width: float, box: Box, name: str, factor: float) -> Markup:
+def _box(y: AxisScale, x: float, width: float, box: Box, name: str, factor: float) -> Markup:
     low, first, median, third, high = (y(value) for value in box)
     parts = ("minimum", "lower quartile", "median", "upper quartile", "maximum")
     texts = (f"{part} {factor * value:.4g}" for part, value in zip(parts, box, strict=True))

@@ -35,7 +35,7 @@ def join(parts: Iterable[str]) -> Markup:
     return Markup().join(escape(part) for part in parts)
 
 
-class Scale(NamedTuple):
+class AxisScale(NamedTuple):
     """Linear map from values to pixels."""
 
     low: float
@@ -49,8 +49,8 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    x: Scale
-    y: Scale
+    x: AxisScale
+    y: AxisScale
 
     def frame(self, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick], x_label: str) -> Markup:
         """Horizontal grid lines, x axis, tick labels and axis label."""

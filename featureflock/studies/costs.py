@@ -18,7 +18,7 @@ _TWO_CORES = 60e9
 
 def cost(recipes: Sequence[Recipe]) -> str:
     """One sentence: FLOPs of training and how long they take."""
-    flops = sum(map(training_flops, recipes))
+    flops = sum(map(estimate_flops, recipes))
     if not flops:
         return "Training takes seconds to minutes."
     return (
@@ -29,11 +29,11 @@ def cost(recipes: Sequence[Recipe]) -> str:
 
 def gpu_time(recipes: Sequence[Recipe]) -> str:
     """Training time on an A100 at an assumed 30 % of its peak."""
-    flops = sum(map(training_flops, recipes))
+    flops = sum(map(estimate_flops, recipes))
     return _duration(flops / _A100) if flops else "minutes"
 
 
-def training_flops(recipe: Recipe) -> float:
+def estimate_flops(recipe: Recipe) -> float:
     """FLOPs of a run; a backward pass takes twice those of a forward pass. 0 for data of unknown, small size."""
     data = recipe.data.data if isinstance(recipe.data, HeldOut) else recipe.data
     if data.train_size is None or data.input_shape is None:

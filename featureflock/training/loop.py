@@ -34,7 +34,7 @@ from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan
 from featureflock.training.run_folder import RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
-from featureflock.training.state import State, initial_state, non_finite_members
+from featureflock.training.state import TrainingState, initial_state, non_finite_members
 from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
 
@@ -131,7 +131,7 @@ def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
         raise ValueError(f"{needed}, but one has {min(last, recipe.batch)}; change --batch.")
 
 
-def _restore_checkpoint(run: RunFolder, state: State, identity: dict[str, Any]) -> list[str]:
+def _restore_checkpoint(run: RunFolder, state: TrainingState, identity: dict[str, Any]) -> list[str]:
     """Restore the newest checkpoint, if there is one, and return messages about it."""
     checkpoint, messages = checkpoints.read_newest(run.checkpoints)
     if checkpoint is None:
@@ -156,7 +156,7 @@ class _Loop:
     run: RunFolder
     identity: dict[str, Any]
     splits: Splits
-    state: State
+    state: TrainingState
     reporter: Reporter
     signals: list[int]
     mesh: Mesh

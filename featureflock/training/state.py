@@ -14,7 +14,7 @@ _PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
 
 
 @dataclass
-class State:
+class TrainingState:
     """Ensemble, optimisers, running totals and progress."""
 
     ens: Ensemble
@@ -69,7 +69,7 @@ class State:
             setattr(self, name, checkpoint.metadata[name])
 
 
-def non_finite_members(state: State) -> list[int] | None:
+def non_finite_members(state: TrainingState) -> list[int] | None:
     """Members with non-finite weights or momentum; [] if only shared parameters have any; None if all are finite."""
     optimiser_state = state.optimiser_state()  # without buffers, which may be infinite on purpose, such as a mask
 
@@ -82,7 +82,7 @@ def non_finite_members(state: State) -> list[int] | None:
     return [i for i, member in enumerate(members) if member] if anywhere else None
 
 
-def initial_state(recipe: Recipe, ens: Ensemble) -> State:
+def initial_state(recipe: Recipe, ens: Ensemble) -> TrainingState:
     """Return the state before the first step."""
     device = next(ens.parameters()).device
 
@@ -95,4 +95,4 @@ def initial_state(recipe: Recipe, ens: Ensemble) -> State:
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     totals = torch.zeros(4, dtype=dtype, device=device)
     first_non_finite = torch.full((len(ens) + 1,), -1, device=device)
-    return State(ens, recipe.method.optimisers(ens, sgd), totals, first_non_finite)
+    return TrainingState(ens, recipe.method.optimisers(ens, sgd), totals, first_non_finite)

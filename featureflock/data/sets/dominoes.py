@@ -19,7 +19,7 @@ from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sets.published import CIFAR10
 from featureflock.data.sources.cache import load
-from featureflock.data.sources.class_names import CIFAR10 as CIFAR10_NAMES
+from featureflock.data.sources.class_names import CIFAR10_CLASSES as CIFAR10_NAMES
 from featureflock.data.sources.class_names import DIGITS
 
 _SIZE = 32

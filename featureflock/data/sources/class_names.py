@@ -11,6 +11,6 @@ willow_tree wolf woman worm
 """
 
 DIGITS = tuple("0123456789")
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR100 = tuple(name.replace("_", " ") for name in _CIFAR100.split())
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100_CLASSES = tuple(name.replace("_", " ") for name in _CIFAR100.split())
 CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

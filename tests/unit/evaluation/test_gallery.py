@@ -8,7 +8,7 @@ from PIL import Image
 
 from featureflock.data import TensorExamples
 from featureflock.evaluation.cam_cache import CachedMaps
-from featureflock.evaluation.gallery import CAM_FILE, MemberVotes, cam_figure, disputed_examples
+from featureflock.evaluation.gallery import CAM_FILE, MemberVotes, disputed_examples, draw_cam_figure
 from featureflock.evaluation.predictions import Predictions
 
 
@@ -56,14 +56,14 @@ def test_inputs_that_are_not_images_have_no_image():
 
 def test_nothing_is_disputed_without_ensembles(test_images):
     assert disputed_examples({}, test_images) == ([], {})
-    assert cam_figure([], test_images) == (None, {})
+    assert draw_cam_figure([], test_images) == (None, {})
 
 
 def test_maps_show_one_image_of_each_class_and_the_first_members(test_images):
     positions = torch.tensor([1, 2, 5, 6, 8, 9, 11])  # classes 1, 2, 1, 2, 0, 1, 3
     maps = CachedMaps(torch.rand(7, 7, 4, 4), torch.zeros(7, 7), positions)
     others = maps._replace(positions=positions + 1)
-    figure, images = cam_figure([("a", 0, maps), ("b", 4, maps), ("c", 0, others)], test_images)
+    figure, images = draw_cam_figure([("a", 0, maps), ("b", 4, maps), ("c", 0, others)], test_images)
     assert figure.labels == [0, 1, 2, 3, 1, 2]
     assert (figure.groups, figure.seeds, figure.members_shown) == (["a", "b"], [0, 4], 5)
     assert figure.image == CAM_FILE

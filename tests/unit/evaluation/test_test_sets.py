@@ -178,7 +178,7 @@ def test_the_identity_transform_changes_nothing(colour, grey):
 
 
 def test_noise_is_reproducible_and_takes_every_value(colour):
-    found = {c.name: c for c in sets.out_of_distribution(colour, OTHER, EvaluationProtocol(ood=("noise",)))}
+    found = {c.name: c for c in sets.ood_test_sets(colour, OTHER, EvaluationProtocol(ood=("noise",)))}
     test_set = found["ood-noise"]
     x = bytes_of(test_set.load(test_set.positions))
     assert len(x) == 30
@@ -195,7 +195,7 @@ def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
     monkeypatch.setattr("featureflock.evaluation.images.load", lambda name: arrays)
 
     def default_sets(data):
-        return [test_set.label for test_set in sets.out_of_distribution(colour, data, EvaluationProtocol())]
+        return [test_set.label for test_set in sets.ood_test_sets(colour, data, EvaluationProtocol())]
 
     assert default_sets(OTHER) == default_sets(HeldOut(Digits())) == ["noise", "cifar10", "mnist"]
     assert default_sets(CIFAR10()) == default_sets(HeldOut(CIFAR10())) == ["noise", "mnist"]
@@ -205,14 +205,14 @@ def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
 def test_a_folder_of_images_is_an_ood_set(grey, tmp_path):
     for k in range(3):
         Image.new("RGB", (40, 20), (255, 255, 255) if k else (0, 0, 0)).save(tmp_path / f"{k}.png")
-    (test_set,) = sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
+    (test_set,) = sets.ood_test_sets(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
     examples = test_set.load(test_set.positions)
     x = bytes_of(examples)
     assert x.shape == (3, 1, 8, 8)
     assert x.amax((1, 2, 3)).tolist() == [0, 16, 16]
     assert examples.normalisation == grey.test.normalisation
     Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
-    (changed,) = sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
+    (changed,) = sets.ood_test_sets(grey, OTHER, EvaluationProtocol(ood=(str(tmp_path),)))
     assert changed.identity != test_set.identity
 
 
@@ -223,12 +223,12 @@ def test_ood_folders_need_distinct_names(grey, tmp_path):
     a, b, noise = (str(tmp_path / name) for name in ("a/photos", "b/photos", "noise"))
     for pair, name in (((a, b), "photos"), (("noise", noise), "noise")):
         with pytest.raises(ValueError, match=f"Two OOD sets are called {name}"):
-            list(sets.out_of_distribution(grey, OTHER, EvaluationProtocol(ood=pair)))
+            list(sets.ood_test_sets(grey, OTHER, EvaluationProtocol(ood=pair)))
 
 
 def test_an_unknown_ood_set_is_refused(colour):
     with pytest.raises(ValueError, match="No OOD set 'svhn': give noise, one of cifar10"):
-        list(sets.out_of_distribution(colour, OTHER, EvaluationProtocol(ood=("svhn",))))
+        list(sets.ood_test_sets(colour, OTHER, EvaluationProtocol(ood=("svhn",))))
 
 
 def test_ood_images_get_the_size_and_the_colours_of_the_data():
@@ -263,9 +263,9 @@ def test_data_that_are_not_images_have_neither_corruptions_nor_ood_sets():
     logged = []
     assert by_name(splits, FOG, logged=logged) == {}
     assert logged == ["No corruptions: they need images stored as bytes."]
-    assert list(sets.out_of_distribution(splits, OTHER, EvaluationProtocol())) == []
+    assert list(sets.ood_test_sets(splits, OTHER, EvaluationProtocol())) == []
     with pytest.raises(ValueError, match="need image data"):
-        list(sets.out_of_distribution(splits, OTHER, EvaluationProtocol(ood=("noise",))))
+        list(sets.ood_test_sets(splits, OTHER, EvaluationProtocol(ood=("noise",))))
 
 
 def test_imagenet_c_is_read_from_its_tree(tmp_path):

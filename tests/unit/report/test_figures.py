@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.made_evaluations import make_images, make_results
 
-from featureflock.report.figures import reliability, severity_boxes, sub_ensembles, trained_sizes
+from featureflock.report.figures import reliability_diagram, severity_boxes, sub_ensembles, trained_sizes
 from featureflock.report.images import cam_figure, disputed_images
 from featureflock.report.page import build_sections, render_page
 from featureflock.report.robustness_tables import corruption_table, ood_table
@@ -49,12 +49,12 @@ def test_labels_of_figures_state_the_numbers(rows):
     accuracy = np.mean([run.details.by_size["3"]["accuracy"] for run in runs])
     assert f"{100 * accuracy:.4g} with 3." in sub_ensembles(rows).panels[0].svg
     ece = [np.mean([getattr(run.clean, kind)["ece"] for run in runs]) for kind in ("raw", "calibrated")]
-    assert f"feature-WGD: ECE raw → calibrated {ece[0]:.4f} → {ece[1]:.4f}." in reliability(rows).panels[1].svg
+    assert f"feature-WGD: ECE raw → calibrated {ece[0]:.4f} → {ece[1]:.4f}." in reliability_diagram(rows).panels[1].svg
 
 
 def test_reliability_pools_the_seeds(rows):
     """Tooltips of the last bin: number of examples of all runs, and their accuracy."""
-    for panel, row in zip(reliability(rows).panels, rows, strict=True):
+    for panel, row in zip(reliability_diagram(rows).panels, rows, strict=True):
         curves = [run.details.reliability["calibrated"] for run in row.runs]
         counts, accuracies = [curve.count[14] for curve in curves], [curve.accuracy[14] for curve in curves]
         assert f"<title>{sum(counts):g} examples</title>" in panel.svg

@@ -12,7 +12,7 @@ import featureflock as ff
 from featureflock.cli.reproduce import main
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.studies import STUDIES, Row, Study, run_study, study_runs
-from featureflock.studies.costs import cost, gpu_time, training_flops
+from featureflock.studies.costs import cost, estimate_flops, gpu_time
 from featureflock.studies.study import CLEAN
 from featureflock.training import RECIPES, train
 from featureflock.training.run_folder import RunFolder
@@ -85,14 +85,14 @@ def test_training_costs_count_the_flops_of_the_convolutions():
     """The convolutions of WRN-16-4, stage by stage; a backward pass takes twice as much."""
     one = replace(RECIPES["cifar10-wrn16x4"].recipe, method=DeepEnsembles(), members=1, epochs=1, subset=1)
     ten = RECIPES["cifar10-wrn16x4"].recipe
-    assert training_flops(ten) == pytest.approx(training_flops(one) * 10 * 300 * 50_000)
+    assert estimate_flops(ten) == pytest.approx(estimate_flops(one) * 10 * 300 * 50_000)
     multiplications = 32**2 * 9 * 3 * 16
     for size, inputs, outputs in ((32, 16, 64), (16, 64, 128), (8, 128, 256)):
         multiplications += size**2 * (
             9 * inputs * outputs + 3 * 9 * outputs**2 + inputs * outputs
         )  # the last: the shortcut
-    assert training_flops(one) == 3 * 2 * multiplications
-    assert training_flops(RECIPES["digits"].recipe) == 0
+    assert estimate_flops(one) == 3 * 2 * multiplications
+    assert estimate_flops(RECIPES["digits"].recipe) == 0
 
 
 def test_a_run_that_another_worker_is_training_is_skipped(tmp_path):
@@ -242,7 +242,7 @@ def test_the_list_and_the_cost(capsys):
     assert sources[-1] == "Figure 4"
     paper = [RECIPES["cifar10-wrn16x4"].recipe] * 5
     assert "FLOPs" in cost(paper)
-    assert gpu_time(paper) == f"{5 * training_flops(paper[0]) / (0.3 * 312e12) / 3600:.0f} hours"
+    assert gpu_time(paper) == f"{5 * estimate_flops(paper[0]) / (0.3 * 312e12) / 3600:.0f} hours"
     assert "seconds" in cost([RECIPES["digits"].recipe])
     assert gpu_time([RECIPES["digits"].recipe]) == "minutes"
 
