@@ -222,7 +222,7 @@ def test_discriminators_have_their_own_optimiser_and_learning_rate():
 def test_class_gaussians_fit_the_features():
     """Training brings the bottleneck close to the optimum of one Gaussian per class, unlike one for all classes."""
     method = DICE()
-    ens = fit(method, build(method, 2), 200)
+    ens = fit(method, build(method, 2), 140)
     x, y = sample(4_000, 10**6)
     with torch.no_grad():
         mean, log_variance = moments(ens.features(x))

@@ -15,7 +15,7 @@ from featureflock.models import MLPConfig
 from featureflock.training import ComputeConfig, train
 from featureflock.training.checkpoint import read_newest
 
-RECIPE = replace(SHORT, model=MLPConfig((4,)), method=DeepEnsembles(), members=2, epochs=2, batch=50, subset=100)
+RECIPE = replace(SHORT, model=MLPConfig((4,)), method=DeepEnsembles(), members=2, epochs=2, batch=30, subset=60)
 
 
 class Killed(BaseException):
