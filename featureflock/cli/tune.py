@@ -95,6 +95,8 @@ def main(args: list[str]) -> None:
 def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
     """A study whose rows are the candidates, and the precision and rank of each by the row's title."""
     metric = find_metric(search.by)
+    if "{}" in metric.key:
+        raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
     if not metric.better:
         directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
         raise ValueError(f"--by {search.by} has no better direction; choose one of {', '.join(directed)}.")

@@ -124,7 +124,8 @@ class RunResult:
     def temperature_at_bound(self, metric: str = "nll") -> bool:
         """Whether a temperature that the metric depends on is at its bound. Rely on `Metric.uncalibrated` then."""
         corrupted = [part for sets in self.corrupted.values() for part in sets.values()]
-        return any(part.temperature_at_bound for part in (corrupted if "corrupted" in metric else [self.clean]))
+        on_corrupted = "corrupted" in metric or "severity" in metric
+        return any(part.temperature_at_bound for part in (corrupted if on_corrupted else [self.clean]))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 LEVEL, SEEDS_FOR_SIGNIFICANCE = 0.95, 3
-ROUNDING = 1e-12
-"""Relative to the values: differences closer than this are equal."""
+ROUNDING = 1e-6
+"""Relative to the values: differences closer than this are equal, because predictions are in single precision."""
 
 
 class SeedMean(NamedTuple):

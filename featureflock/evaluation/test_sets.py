@@ -168,7 +168,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
 
 
 def ood_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -> Iterator[EvaluationSet]:
-    """The OOD sets. The data set of the runs, or the one that it wraps, is never among the default ones."""
+    """The OOD sets. The data set of the runs, and those it wraps or is made from, are never among the default ones."""
     test = splits.test
     if not isinstance(test, TensorExamples | StreamedExamples) or not are_images(test):
         if protocol.ood:
@@ -190,8 +190,8 @@ def ood_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -
 
 
 def published_sets(data: DataSet) -> list[str]:
-    """The published data set that `data` is or wraps: ["cifar10"] for CIFAR10() and for HeldOut(CIFAR10())."""
-    names = [] if (name := getattr(data, "published", None)) is None else [str(name)]
+    """The published data sets that `data` is, wraps or is made from: ["cifar10"] for HeldOut(CIFAR10())."""
+    names = [*data.made_from] if (name := getattr(data, "published", None)) is None else [str(name)]
     return names + [name for part in vars(data).values() if isinstance(part, DataSet) for name in published_sets(part)]
 
 

@@ -47,7 +47,8 @@ def findings(results: EvaluationResults) -> list[Finding]:
         found.append(Finding(f"{in_words(g.title for g in few)}:", text))
     if len(groups) > 1 and not compared:
         found.append(Finding("", "No run of Deep Ensembles shares a seed with another method, so none are compared."))
-    intervals = sum(metric.key in g.differences for g in paired for metric in metrics)
+    shown = [g.differences[metric.key] for g in paired for metric in metrics if metric.key in g.differences]
+    intervals = sum(difference.low is not None for difference in shown)
     if intervals >= 10:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
         found.append(Finding("", text))

@@ -164,10 +164,18 @@ def beside_paper(results: dict[str, Any]) -> Table:
     corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
     fewer = f" and {results['corrupted_examples']:,} of each corrupted test set" if corrupted else ""
     scale = f"Ours at the {results['scale']} scale, the paper's at its own. " if any(r["paper"] for r in rows) else ""
-    note = (
-        f"{scale}Mean ± standard deviation over {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples"
-        f"{fewer}. Our best values in bold. Differences are paired by seed. {_SIGNIFICANCE_NOTE}"
-    )
+    values = "Mean ± standard deviation over" if seeds > 1 else "Values of"
+    note = f"{scale}{values} {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples{fewer}."
+    note += " Our best values in bold."
+    if any(row.get("differences") for row in rows):
+        note += (
+            f" Differences are paired by seed. {_SIGNIFICANCE_NOTE}" if seeds > 1 else " Differences have no interval."
+        )
+    if at_bound := [m for m in metrics if any(m.key in row.get("at_bound", ()) for row in rows)]:
+        names = in_words(m.title for m in at_bound)
+        note += (
+            f" A fitted temperature is at its bound in some rows, where calibrated values ({names}) are not reliable."
+        )
     return Table("beside-paper", results["what"], headers, lines, note)
 
 

@@ -53,6 +53,8 @@ class DataSet(ABC):
     """Number of training examples, for cost estimates before loading; None for small or unknown data."""
     input_shape: ClassVar[tuple[int, ...] | None] = None
     """Shape of one input, for cost estimates."""
+    made_from: ClassVar[tuple[str, ...]] = ()
+    """Published data sets that its images are composed of; they are not out-of-distribution by default."""
 
     @abstractmethod
     def load(self) -> Splits:

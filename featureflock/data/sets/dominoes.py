@@ -41,6 +41,7 @@ class Dominoes(DataSet):
     """Chooses the digit above each image."""
 
     train_size, input_shape = 50_000, (3, 2 * _SIZE, _SIZE)
+    made_from = ("mnist", "cifar10")
 
     def __post_init__(self) -> None:
         if not 0 <= self.pairs_seed < 2**32:

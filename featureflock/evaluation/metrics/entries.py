@@ -44,7 +44,8 @@ def _at_severity(name: str, title: str) -> Metric:
 
     meaning = f"{name if name == 'accuracy' else 'NLL'}, mean over the corruptions of severity {{}}"
     key, parts = f"{name}_at_severity_{{}}", lambda run: run.severities
-    return Metric(key, title, better, digits, compute, meaning, "severity", parts)
+    uncalibrated = f"raw_corrupted_{name}" if name in RAW else ""  # over all severities
+    return Metric(key, title, better, digits, compute, meaning, "severity", parts, uncalibrated)
 
 
 def _diversity(key: str, title: str, digits: str, meaning: str) -> Metric:

@@ -85,6 +85,8 @@ def test_a_temperature_at_its_bound_makes_the_uncalibrated_metric_decide():
     assert "1 of 2 candidates is at its bound" in note
     assert choose(rows, metric) == "b"
     assert reliable_metric(rows, find_metric("accuracy")) == (find_metric("accuracy"), "")
+    rows[1]["at_bound"] = ["nll_at_severity_3"]
+    assert reliable_metric(rows, find_metric("nll_at_severity_3"))[0].key == "raw_corrupted_nll"
 
 
 def test_the_command_finds_temperatures_at_their_bound(tmp_path, capsys):
@@ -122,6 +124,7 @@ def test_the_command_prints_how_to_train_the_best(tmp_path, capsys):
         (["digit"], "digits"),
         (["--ranks", "3"], "recipe comes first"),
         ([*QUICK, "--by", "nil"], "did you mean nll"),
+        ([*QUICK, "--by", "auroc_{}"], "in place of {}, as in auroc_noise"),
         ([*QUICK, "--by", "disagreement"], "no better direction; choose one of accuracy, nll"),
         ([*QUICK, "--method", "deep-ensembles"], "no prior precision"),
         ([*QUICK, "--method.prior", "uniform"], "no prior precision"),

@@ -58,6 +58,8 @@ def test_equal_differences_have_no_interval_and_are_not_significant():
     assert len({0.3 - 0.2, 0.4 - 0.3, 0.9 - 0.8}) > 1
     assert (found.mean, found.low, found.high) == (pytest.approx(0.1), None, None)
     assert found.significant is None
+    noise = {0: 0.3 + 1.0e-8, 1: 0.3 + 1.1e-8, 2: 0.3 + 0.9e-8}  # below the precision of float32 predictions
+    assert paired_difference(noise, dict.fromkeys(range(3), 0.3)).significant is None
     assert paired_difference({0: 1.0, 1: 1.0, 2: 1.0}, {0: 0.0, 1: 0.0, 2: 0.0}).significant is None
     assert paired_difference({0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.0, 1: 0.0, 2: 0.0}).significant is None
 

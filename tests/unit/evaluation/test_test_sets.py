@@ -10,7 +10,17 @@ from PIL import Image
 from torch.testing import assert_close
 
 from featureflock.corruptions import corrupt, generate_set
-from featureflock.data import CIFAR10, CustomData, DataSet, Digits, HeldOut, Normalisation, Splits, TensorExamples
+from featureflock.data import (
+    CIFAR10,
+    CustomData,
+    DataSet,
+    Digits,
+    Dominoes,
+    HeldOut,
+    Normalisation,
+    Splits,
+    TensorExamples,
+)
 from featureflock.data.image_files import IMAGENET_NORMALISATION
 from featureflock.data.sources.cache import cache_folder
 from featureflock.evaluation import EvaluationProtocol
@@ -200,6 +210,7 @@ def test_the_data_set_of_the_runs_is_not_an_ood_set(colour, monkeypatch):
     assert default_sets(OTHER) == default_sets(HeldOut(Digits())) == ["noise", "cifar10", "mnist"]
     assert default_sets(CIFAR10()) == default_sets(HeldOut(CIFAR10())) == ["noise", "mnist"]
     assert default_sets(HeldOut(HeldOut(CIFAR10()))) == ["noise", "mnist"]
+    assert default_sets(Dominoes()) == default_sets(HeldOut(Dominoes())) == ["noise"]  # made from both
 
 
 def test_a_folder_of_images_is_an_ood_set(grey, tmp_path):
