@@ -1,4 +1,4 @@
-"""featureflock tune: choose the prior precision and the rank on held-out training examples."""
+"""featureflock tune: choose prior precision, rank and repulsion on held-out training examples."""
 
 import dataclasses
 import itertools
@@ -28,6 +28,8 @@ class Search:
     """Precisions of the method's prior."""
     ranks: tuple[int, ...] = ()
     """Ranks of the projection; by default only the recipe's."""
+    repulsions: tuple[float, ...] = ()
+    """Strengths of the repulsion; by default only the recipe's."""
     by: str = "nll"
     """Metric to choose by, computed on the held-out examples after temperature scaling and averaged over seeds: nll,
     accuracy, brier, ece, corrupted_nll, or any other metric with a better direction."""
@@ -50,14 +52,14 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(
             "usage: featureflock tune NAME [FLAGS]\n\n"
-            "Train a recipe with several prior precisions and ranks on a part of the training set, and choose the\n"
-            "best on the rest. The test set is not used. featureflock train --help lists the recipes, and\n"
+            "Train a recipe with several prior precisions, ranks and repulsions on a part of the training set, and\n"
+            "choose the best on the rest. The test set is not used. featureflock train --help lists the recipes, and\n"
             "featureflock tune NAME --help the flags. For example:\n"
-            "  featureflock tune digits-cnn --precisions 1e-3 1e-2 1e-1 --ranks 3 5 --held-out 200"
+            "  featureflock tune digits-cnn --precisions 1e-3 1e-2 --repulsions 1 3 10 --held-out 200"
         )
         return
     extra = ("search", Annotated[Search, tyro.conf.arg(name="")], dataclasses.field(default=Search()))
-    name, options = read_flags("tune", args, "Chooses precision and rank on held-out examples. ", extra)
+    name, options = read_flags("tune", args, "Chooses precision, rank and repulsion on held-out examples. ", extra)
     search: Search = options.search
     study, candidates = make_study(options.recipe, search)
     console = make_console()
@@ -81,10 +83,10 @@ def main(args: list[str]) -> None:
     if note:
         console.print(note, soft_wrap=True)
     console.print(f"Best by {metric.key} on the held-out examples: {best}.", soft_wrap=True)
-    for field, values in (("precision", search.precisions), ("rank", search.ranks)):
+    for field, values in _grid(search).items():
         if len(values) > 1 and candidates[best].get(field) in (min(values), max(values)):
             console.print(f"This is the smallest or largest {field} tried; try values beyond it.", soft_wrap=True)
-    flags = {"precision": "--method.prior.precision", "rank": "--method.rank"}
+    flags = {"precision": "--method.prior.precision", "rank": "--method.rank", "repulsion": "--method.repulsion"}
     words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:g}")]
     command = train_command(
         name, args[1:], {field.name.replace("_", "-") for field in dataclasses.fields(Search)}, words
@@ -93,7 +95,7 @@ def main(args: list[str]) -> None:
 
 
 def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
-    """A study whose rows are the candidates, and the precision and rank of each by the row's title."""
+    """A study whose rows are the candidates, and the values of each by the row's title."""
     metric = find_metric(search.by)
     if "{}" in metric.key:
         raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
@@ -103,12 +105,12 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
     candidates: dict[str, dict[str, float]] = {}
     rows = []
     data = HeldOut(recipe.data, search.held_out, recipe.split_seed)
-    for precision, rank in itertools.product(search.precisions or (None,), search.ranks or (None,)):
-        values = {"precision": precision, "rank": rank}
-        given = {field: value for field, value in values.items() if value is not None}
+    grid = {field: values for field, values in _grid(search).items() if values}
+    for values in itertools.product(*grid.values()):
+        given = dict(zip(grid, values, strict=True))
         title = ", ".join(f"{field} {value:g}" for field, value in given.items()) or "unchanged"
         candidates[title] = given
-        rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, precision, rank))))
+        rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, given))))
     if search.reference:
         rows.append(Row(DeepEnsembles.title, replace(recipe, data=data, method=DeepEnsembles())))
     corrupted = CORRUPTED if metric.group in ("corrupted", "severity") or "corrupted" in metric.key else ()
@@ -140,12 +142,17 @@ def choose(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
     return str(best["title"])
 
 
-def _with(method: Method, precision: float | None, rank: int | None) -> Method:
+def _grid(search: Search) -> dict[str, tuple[float, ...]]:
+    return {"precision": search.precisions, "rank": search.ranks, "repulsion": search.repulsions}
+
+
+def _with(method: Method, given: dict[str, float]) -> Method:
     prior: Any = getattr(method, "prior", None)
-    if precision is not None and not hasattr(prior, "precision"):
+    if "precision" in given and not hasattr(prior, "precision"):
         raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a value.")
-    if rank is not None and not hasattr(method, "rank"):
-        raise ValueError(f"{method.title} has no rank to tune; omit --ranks, or give another --method.")
-    changes: dict[str, Any] = {} if precision is None else {"prior": replace(prior, precision=precision)}
-    changes |= {} if rank is None else {"rank": rank}
+    for field in given.keys() - {"precision"}:
+        if not hasattr(method, field):
+            raise ValueError(f"{method.title} has no {field} to tune; omit --{field}s, or give another --method.")
+    changes: dict[str, Any] = {field: value for field, value in given.items() if field != "precision"}
+    changes |= {"prior": replace(prior, precision=given["precision"])} if "precision" in given else {}
     return replace(method, **changes)  # type: ignore[type-var]

@@ -57,6 +57,9 @@ def test_candidates_are_all_pairs():
     assert [(m.prior.precision, m.rank) for m in methods] == [(1e-3, 1), (1e-3, 2), (1e-1, 1), (1e-1, 2)]
     assert candidates["precision 0.1, rank 2"] == {"precision": 0.1, "rank": 2}
     assert all(row.recipe.data == HeldOut(Digits(), 5_000, 0) for row in study.rows)
+    study, candidates = make_study(RECIPES["digits-cnn"].recipe, Search(precisions=(1e-3,), repulsions=(1.0, 5.0)))
+    assert [row.recipe.method.repulsion for row in study.rows] == [1, 5]
+    assert candidates["precision 0.001, repulsion 5"] == {"precision": 1e-3, "repulsion": 5}
 
 
 @pytest.mark.parametrize(("by", "best"), [("nll", "b"), ("accuracy", "a"), ("ece", "a"), ("corrupted_accuracy", "b")])
@@ -103,7 +106,7 @@ def test_the_command_finds_temperatures_at_their_bound(tmp_path, capsys):
 
 
 def test_the_command_prints_how_to_train_the_best(tmp_path, capsys):
-    args = [*QUICK, "--precisions", "1e-3", "1", "--ranks", "1", "--out", str(tmp_path)]
+    args = [*QUICK, "--precisions", "1e-3", "1", "--ranks", "1", "--repulsions", "2", "--out", str(tmp_path)]
     main(args)
     printed = " ".join(capsys.readouterr().out.split())
     results = json.loads((tmp_path / "tune-digits-cnn.json").read_text())
@@ -113,7 +116,7 @@ def test_the_command_prints_how_to_train_the_best(tmp_path, capsys):
     assert f"Best by {metric.key} on the held-out examples: {best}." in printed
     assert "try values beyond it" in printed
     command = f"featureflock train digits-cnn --members 2 --epochs 1 --subset 100 --method.prior.precision {precision}"
-    assert f"{command} --method.rank 1" in printed
+    assert f"{command} --method.rank 1 --method.repulsion 2" in printed
     main(args)
     assert "0 runs to train" in capsys.readouterr().out
 
@@ -129,6 +132,7 @@ def test_the_command_prints_how_to_train_the_best(tmp_path, capsys):
         ([*QUICK, "--method", "deep-ensembles"], "no prior precision"),
         ([*QUICK, "--method.prior", "uniform"], "no prior precision"),
         ([*QUICK, "--method", "deep-ensembles", "--precisions", "--ranks", "3"], "no rank"),
+        ([*QUICK, "--method", "adp", "--precisions", "--repulsions", "3"], "no repulsion"),
         ([*QUICK, "--seeds", "0"], "at least 1"),
         (["digits-cnn", "--held-out", "1200"], "0 to 1199"),
         ([*QUICK, "--shard", "3/2"], "such as 3/8"),
