@@ -1,4 +1,4 @@
-# make demo       train and compare five methods on embedded data; prints a table and writes featureflock-demo/report.html
+# make demo       train and compare five methods on built-in data; prints a table and writes featureflock-demo/report.html
 # make test       linters, types and all tests, in less than six minutes on two cores including set-up
 # make test-unit  unit tests only, in less than 90 seconds
 # make coverage   all tests including slow benchmarks, and the lines that no test reaches

@@ -32,7 +32,7 @@ def main(args: list[str]) -> None:
         published = PUBLISHED_SETS[args[1]]  # suggests a name if it is unknown
         if args[0] == "corrupt" and published.shape[2] != 3:
             colour = " and ".join(name for name, entry in PUBLISHED_SETS.items() if entry.shape[2] == 3)
-            raise ValueError(f"{published.title} is grey, but the corruptions need colour images; use {colour}.")
+            raise ValueError(f"{published.title} is in grey, but the corruptions need colour images; use {colour}.")
     app.cli(prog="featureflock data", description="List, download and corrupt data sets.", args=args)
 
 
@@ -130,7 +130,7 @@ def corrupt(
 
     start = time.perf_counter()
     if from_ is None and "frost" in corruptions:
-        log(f"Frost is made from {frost_source()}.")
+        log(f"Frost is generated from {frost_source()}.")
         if "procedural" in frost_source():
             log("The published frost photographs are not installed; install them with: pip install featureflock[frost]")
     with progress_bar(console, "images") as progress:

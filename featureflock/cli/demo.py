@@ -1,4 +1,4 @@
-"""featureflock demo: five methods on embedded data, trained, evaluated and compared in about a minute."""
+"""featureflock demo: five methods on built-in data, trained, evaluated and compared in about a minute."""
 
 import json
 import os
@@ -31,7 +31,7 @@ Each image shows two scans of the same digit side by side, so either half determ
 
 @dataclass(frozen=True)
 class Options:
-    """Compare five methods on two-view digits, with embedded data and in about a minute.
+    """Compare five methods on two-view digits, on built-in data, in about a minute.
 
     Each image shows two scans of the same digit side by side, so either half determines the class. The tables show the
     calibrated metrics of the paper; the report also shows how accurate the ensembles are with one half only.
@@ -44,7 +44,7 @@ class Options:
     epochs: int = 60
     """Passes over the 300 training images."""
     workers: int = os.cpu_count() or 1
-    """Processes that train side by side."""
+    """Number of processes that train in parallel."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-demo")
     """Folder for report.html, tables, results and runs."""
 

@@ -22,7 +22,7 @@ class Request:
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN …"), tyro.conf.Positional]
     """Run folders, as made by `featureflock train`: methods × seeds of one data set."""
     protocol: Annotated[EvaluationProtocol, tyro.conf.arg(name="")] = EvaluationProtocol()
-    """What to test on."""
+    """Choice of the test sets."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if there is one, else the CPU."""
 

@@ -17,13 +17,13 @@ from featureflock.version import __version__
 
 COMMANDS = {
     "data": "list, download and corrupt data sets",
-    "train": "train an ensemble from a recipe; resumes exactly",
+    "train": "train an ensemble with a recipe; an interrupted run can be resumed exactly",
     "evaluate": "compute all metrics of trained runs: clean, corrupted and out-of-distribution",
     "report": "write a page with tables and figures that compares trained runs",
     "tune": "choose prior precision and rank on held-out training examples",
     "reproduce": "train and evaluate a table or figure of the paper",
     "predict": "classify images with a trained run, with uncertainty",
-    "demo": "compare five methods on embedded data, in about a minute",
+    "demo": "compare five methods on built-in data, in about a minute",
 }
 
 
@@ -72,7 +72,7 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _help() -> str:
-    about = "featureflock: ensembles of neural networks that are kept apart in feature space."
+    about = "featureflock: ensembles of neural networks whose members are kept apart in feature space."
     commands = "\n".join(f"  featureflock {name:<9} {what}" for name, what in COMMANDS.items())
     more = "featureflock COMMAND --help shows the options of a command, featureflock --version the version."
     return f"{about}\n\n{commands}\n\n{more}"

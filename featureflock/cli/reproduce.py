@@ -26,17 +26,17 @@ class Options:
     """Train and evaluate the runs of a table or figure, and print our numbers next to the paper's.
 
     Finished runs are not trained again, and the same command resumes an interrupted study. ImageNet is read from the
-    folder (or link) imagenet in the current directory.
+    folder imagenet (or a link to it) in the current directory.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …"), tyro.conf.Positional] = ()
     """Studies to run, or all; --list shows them."""
     scale: Scale = "smoke"
-    """smoke: embedded digits, seconds. laptop: small networks on CIFAR-10, hours. paper: the paper's, for GPUs."""
+    """smoke: built-in digits, seconds. laptop: small networks on CIFAR-10, hours. paper: as in the paper, on GPUs."""
     seeds: int | None = None
     """Number of seeds; by default 2 (smoke), 3 (laptop), or the paper's number."""
     workers: int = 1
-    """Processes on this machine that train runs side by side."""
+    """Number of processes on this machine that train runs in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
     """This is worker I of K that share the folder, on one machine or on many. Each worker starts with its own runs,
     then helps the others."""
@@ -90,7 +90,7 @@ def run_with_progress(
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
 ) -> StudyStatus:
-    """Run a study with its runs in OUT, and show what it costs and how far it is."""
+    """Run a study with its runs in OUT, and show its cost and progress."""
     if launched_by_torchrun():
         raise ValueError("Studies do not run under torchrun; start one worker per GPU or host with --shard 1/8, 2/8, …")
     for flag, value in (("seeds", seeds), ("workers", workers)):

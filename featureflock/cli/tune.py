@@ -22,7 +22,7 @@ from featureflock.training import Recipe
 
 @dataclass(frozen=True)
 class Search:
-    """What to try, and how to choose."""
+    """Candidates to train, and the metric that selects the best."""
 
     precisions: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Precisions of the method's prior."""
@@ -32,7 +32,7 @@ class Search:
     """Strengths of the repulsion; by default only the recipe's."""
     by: str = "nll"
     """Metric to choose by, computed on the held-out examples after temperature scaling and averaged over seeds: nll,
-    accuracy, brier, ece, corrupted_nll, or any other metric with a better direction."""
+    accuracy, brier, ece, corrupted_nll, or any other metric that can rank candidates."""
     held_out: int = 5_000
     """Training examples to hold out, balanced over classes. The test set is not used."""
     reference: bool = False
@@ -40,7 +40,7 @@ class Search:
     seeds: int = 1
     """Number of seeds for each candidate."""
     workers: int = 1
-    """Processes on this machine that train candidates side by side."""
+    """Number of processes on this machine that train candidates in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
     """This is worker I of K that share the folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("tuning")
@@ -52,7 +52,7 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(
             "usage: featureflock tune NAME [FLAGS]\n\n"
-            "Train a recipe with several prior precisions, ranks and repulsions on a part of the training set, and\n"
+            "Train a recipe with several prior precisions, ranks and repulsions on part of the training set, and\n"
             "choose the best on the rest. The test set is not used. featureflock train --help lists the recipes, and\n"
             "featureflock tune NAME --help the flags. For example:\n"
             "  featureflock tune digits-cnn --precisions 1e-3 1e-2 --repulsions 1 3 10 --held-out 200"
@@ -101,7 +101,7 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
         raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
     if not metric.better:
         directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
-        raise ValueError(f"--by {search.by} has no better direction; choose one of {', '.join(directed)}.")
+        raise ValueError(f"--by {search.by} cannot rank candidates; choose one of {', '.join(directed)}.")
     candidates: dict[str, dict[str, float]] = {}
     rows = []
     data = HeldOut(recipe.data, search.held_out, recipe.split_seed)

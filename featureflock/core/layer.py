@@ -141,7 +141,7 @@ class ParticleLayer(nn.Module):
         return TransportConfig(self.prior, self.kernel, self.rank, self.subspace, self.rule, self.repulsion)
 
     def _warn_about_parts(self) -> None:
-        """Warn where other processes have other parts of the batch, which the repulsion would not see."""
+        """Warn if other processes have other parts of the batch, which the repulsion would ignore."""
         parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if parallel and self.group is None and not self.sees_whole_batch:
             warnings.warn(

@@ -47,9 +47,9 @@ class Rule(ABC):
     """Base class of update rules. A user-defined rule is a frozen dataclass that inherits from it."""
 
     noise: float = 0.0
-    """T, the strength of the Langevin noise √(2T/α) F ξ; 0 for none. It adds to the repulsion: see rules.py."""
+    """T, the strength of the Langevin noise √(2T/α) F ξ; 0 for none. It acts in addition to the repulsion."""
     step_size: float = 1.0
-    """α of the Langevin noise: the factor of v in an update. For a ParticleLayer, which passes on v/B, it is the
+    """α of the Langevin noise: the step size that multiplies v. For a ParticleLayer, whose gradient is v/B, it is the
     learning rate divided by B, or by `count` if that is set."""
 
     def __post_init__(self) -> None:

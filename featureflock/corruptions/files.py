@@ -138,7 +138,7 @@ def _open_array(path: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
-        raise FileNotFoundError(f"There is no {path}, which the set needs.") from None
+        raise FileNotFoundError(f"{path} is missing, so the corrupted set is incomplete.") from None
     except ValueError as error:
         raise ValueError(f"{path} is truncated or damaged: it is not a complete .npy file.") from error
     return array

@@ -30,7 +30,7 @@ _DECAY = 1.05  # neighbouring pixels differ as much as in the photographs
 
 
 def frost_source() -> str:
-    """What frost is made from on this machine: photographs if their package is installed, else textures."""
+    """Source of the frost images: photographs if their package is installed, else textures."""
     if _photographs() is None:
         return "procedural textures"
     return f"the photographs of {PACKAGE} {metadata.version(PACKAGE)}"

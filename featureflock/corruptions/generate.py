@@ -84,7 +84,7 @@ def copy_set(
     """Copy a published set after checking that it has these labels; the arguments are those of `generate_set`."""
     if not np.array_equal(published.labels.numpy(), labels):
         path = published.folder / "labels.npy"
-        raise ValueError(f"{path} does not have the labels of the test set; is it another data set?")
+        raise ValueError(f"{path} does not match the labels of the test set; is it of another data set?")
     if folder.absolute() == published.folder.absolute():
         raise ValueError(f"{folder} cannot be copied into itself; give another folder.")
     names = published.corruptions if corruptions is None else _in_order(corruptions)
@@ -167,5 +167,5 @@ def _in_order(corruptions: Sequence[str]) -> tuple[str, ...]:
 
 def _check_severities(severities: Sequence[int]) -> tuple[int, ...]:
     if not severities or any(not isinstance(s, int) or s not in SEVERITIES for s in severities):
-        raise ValueError(f"severities must be some of 1, 2, 3, 4 and 5; got {', '.join(map(str, severities))}.")
+        raise ValueError(f"severities must be from 1 to 5; got {', '.join(map(str, severities))}.")
     return tuple(sorted(set(severities)))

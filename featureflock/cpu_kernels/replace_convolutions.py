@@ -16,7 +16,7 @@ _CONVOLUTION, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.con
 
 
 def compile_options() -> dict[str, Any]:
-    """Return options for `module.compile(options=…)` that use our kernels; empty if they cannot or are not faster."""
+    """Return options for `module.compile(options=…)` that use our kernels; {} if unsupported or not faster."""
     kernels = weight_gradient.KERNEL, winograd.KERNEL
     if torch.backends.cpu.get_cpu_capability() != "AVX2" or any(load_kernel(*kernel) is None for kernel in kernels):
         return {}

@@ -94,7 +94,7 @@ def cell_uniforms(shape: tuple[int, ...], index_b: NDArray[np.int64], *keys: int
 
 
 def _mix(x: Any) -> Any:
-    """Mix ints, int64 tensors or uint32 arrays, whose products overflow as the mask would cut them."""
+    """Mix ints, int64 tensors or uint32 arrays. Products of uint32 wrap around, to what the mask would give."""
     x = ((x ^ (x >> 16)) * _FACTORS[0]) & _MASK
     x = ((x ^ (x >> 15)) * _FACTORS[1]) & _MASK
     return x ^ (x >> 15)

@@ -113,7 +113,7 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
     readable = torch.tensor([i for i, item in enumerate(items) if isinstance(item, int)], dtype=torch.int64)
     if unreadable := [item for item in items if isinstance(item, str)]:
         counts = f"{len(unreadable)} of {len(items)} items"
-        warnings.warn(f"{counts} cannot be read and are left out, first {unreadable[0]}.", stacklevel=2)
+        warnings.warn(f"{counts} cannot be read and are left out; the first is {unreadable[0]}.", stacklevel=2)
     labels = torch.tensor([item if isinstance(item, int) else 0 for item in items], dtype=torch.int64)
     return StreamedExamples(reader, labels, workers=workers).select(readable)
 
@@ -168,7 +168,7 @@ def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]
 
 
 def _start(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start the workers. They inherit blocked signals, because one before `_ignore_signals` would end a worker."""
+    """Start the workers with signals blocked: one that arrives before `_ignore_signals` would end a worker."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         return iter(loader)
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])

@@ -38,7 +38,7 @@ class MissingProcesses(ConnectionError):
 
 
 def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout: float) -> list[Any]:
-    """Return a view of each connection to the store that only the processes of this start can see.
+    """Return a view of each connection to the store that only the processes of this launch can see.
 
     torchrun uses one store for all restarts, which still has the addresses of processes that have exited. So every
     process requests a prefix under a random name, and rank 0 sends a new prefix to each until all have confirmed it.
@@ -90,7 +90,7 @@ def failure_reporting(store: Any, heartbeat_store: Any, rank: int, processes: in
         if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CONNECTION_WORDS):
             raise failures.explain_lost_connection(error, timeout) from error
         if isinstance(error, Exception):
-            error.add_note(f"This was {name}.")
+            error.add_note(f"This error occurred on {name}.")
         failures.write("failed", "")
         raise
     finally:

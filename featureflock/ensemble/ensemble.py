@@ -147,7 +147,7 @@ class Ensemble(nn.Module):
     def detached_from_mesh(self) -> Iterator[None]:
         """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
         if any(isinstance(m, RemoteMember) for m in self.extractors):
-            raise ValueError("Other processes have some of the members; ff.load a saved ensemble to have all.")
+            raise ValueError("Some members are on other processes; save the ensemble, then ff.load has all members.")
         of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
         references = [(self, "mesh"), *((self.layer, name) for name in of_layer)]
         removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]

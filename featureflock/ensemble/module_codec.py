@@ -188,7 +188,7 @@ def _known_classes() -> dict[str, type[nn.Module]]:
     """Return every module class that the program has imported, by name; of PyTorch's, only the layers of torch.nn."""
 
     def below(cls: type[nn.Module]) -> list[type[nn.Module]]:
-        return [found for sub in cls.__subclasses__() for found in (sub, *below(sub))]
+        return [subclass for sub in cls.__subclasses__() for subclass in (sub, *below(sub))]
 
     private = re.compile(r"torch\.(?!nn\.modules\.)")
     return {_class_name(cls): cls for cls in below(nn.Module) if not private.match(cls.__module__)}

@@ -185,7 +185,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if hashlib.sha256(data).hexdigest() != digest:
             if path.read_bytes() != text:  # another save has just replaced it
                 return _read(folder)
-            raise ValueError(f"{folder / name} is missing, truncated or modified: {_INDEX} has another digest.")
+            raise ValueError(f"{folder / name} is missing, truncated or modified: its digest is not that in {_INDEX}.")
         tensors = load_tensors(data)
         for key, tensor in tensors.items():
             if (stride := index["tensors"][key]["stride"]) is not None:
@@ -201,16 +201,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _load_weights(into: Ensemble, saved: dict[str, Tensor], folder: Path) -> None:
-    own = _named_tensors(into)
-    for name in sorted({*own} ^ {*saved}):
-        owner = "the ensemble given as into" if name in own else folder
+    current = _named_tensors(into)
+    for name in sorted({*current} ^ {*saved}):
+        owner = "the ensemble given as into" if name in current else folder
         raise ValueError(f"Only {owner} has a tensor {name}; the two must have the same architecture.")
-    for name, tensor in own.items():
+    for name, tensor in current.items():
         if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
             in_folder, in_ens = (f"{t.dtype} {tuple(t.shape)}" for t in (saved[name], tensor))
             raise ValueError(f"{name} is {in_folder} in {folder} and {in_ens} in the ensemble given as into.")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in current.items():
             if saved[name].stride() != tensor.stride():
                 tensor.data = tensor.new_empty_strided(tensor.shape, saved[name].stride())
             tensor.copy_(saved[name])

@@ -61,8 +61,8 @@ def store_maps(predictor: Predictor, kind: MapKind, chosen: list[EvaluationSet],
     """Compute the maps of these images and cache them."""
     parts = []
     for test_set in chosen:
-        found = compute_maps(predictor, test_set.load(test_set.positions))
-        parts.append(found._replace(positions=test_set.positions[found.positions]))
+        computed = compute_maps(predictor, test_set.load(test_set.positions))
+        parts.append(computed._replace(positions=test_set.positions[computed.positions]))
         tick(len(test_set.positions))
     write_cache(predictor.run, f"maps-{kind}", _identity(chosen), _concatenated(parts)._asdict())
 
@@ -72,8 +72,8 @@ def compute_maps(predictor: Predictor, examples: Examples) -> CachedMaps:
     compute, parts = predictor.compute, []
     for positions, batch in readable_batches(examples, _BATCH, torch.device(compute.device)):
         if len(batch.y):
-            found = class_activation_maps(predictor.ensemble, compute.inputs(batch.x))
-            parts.append(CachedMaps(found.maps.cpu(), found.classes.cpu(), positions))
+            computed = class_activation_maps(predictor.ensemble, compute.inputs(batch.x))
+            parts.append(CachedMaps(computed.maps.cpu(), computed.classes.cpu(), positions))
     return _concatenated(parts)
 
 

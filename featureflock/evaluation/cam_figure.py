@@ -39,7 +39,7 @@ def cam_grid(images: Bytes | Tensor, groups: Sequence[MemberMaps], *, cell: int 
         cell: width of an image in pixels.
     """
     if not groups:
-        raise ValueError("A grid needs at least one group of a title and maps.")
+        raise ValueError("A grid needs at least one group (title, maps).")
     p_bhwc = _checked_images(images)
     bands = [_checked_group(group, len(p_bhwc)) for group in groups]
     small, large, gap, margin = max(9, cell // 9), max(12, cell // 6), max(2, cell // 28), max(12, cell // 4)

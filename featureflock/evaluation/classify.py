@@ -95,7 +95,7 @@ class RunClassifier:
 def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
     """The temperature, and what it was fitted on; 1 and "" if the data are not available."""
     if (stored := predictor.ensemble.temperature) is not None:
-        return stored, "your own data"
+        return stored, "user-provided data"
     try:
         splits = run.data().load().split(validation=run.recipe["validation"], seed=run.recipe["split_seed"])
     except (OSError, ValueError) as error:

@@ -42,23 +42,23 @@ def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int,
 
 
 def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: int) -> list[str]:
-    """What a reader of the results should know; `requested` is the number of test examples asked for."""
-    found = []
+    """Notes for readers of the results; `requested` is the number of test examples asked for."""
+    messages = []
     fewest = min(run.clean.examples for run in runs)
     if fewest < requested:
-        found.append(f"{requested - fewest} of {requested} test examples cannot be read and are left out.")
+        messages.append(f"{requested - fewest} of {requested} test examples cannot be read and are left out.")
     sets = [part for run in runs for part in (run.clean, *(s for by in run.corrupted.values() for s in by.values()))]
     at_bound = sum(part.temperature_at_bound for part in sets)
     if at_bound:
-        found.append(
+        messages.append(
             f"On {at_bound} of {len(sets)} test sets of all runs, a fitted temperature is at its bound, {BOUNDS[0]:g} "
             f"or {BOUNDS[1]:g}: half of the test set is predicted without error, or no better than chance. The "
             "calibrated NLL depends on the bound there; use the raw NLL. Where it happens on the clean test set, no "
             "deep-ensemble equivalent is given."
         )
     if len(groups) > 1 and not any(group.differences for group in groups):
-        found.append("No Deep Ensembles share a seed with another group, so there are no differences.")
-    return found
+        messages.append("No Deep Ensembles share a seed with another group, so there are no differences.")
+    return messages
 
 
 def compare(group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, RunResult]) -> GroupResult:

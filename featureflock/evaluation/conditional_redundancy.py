@@ -67,7 +67,7 @@ def conditional_redundancy(
     discriminators.load_state_dict(best[1])
     outputs = _evaluate(discriminators, z_nbh, y_b, test, seed)
     if not outputs.weight.any():
-        raise ValueError("No two examples of the test part are of one class; give more examples of each class.")
+        raise ValueError("No two examples of the test part have the same class; give more examples of each class.")
     i_nn = z_nbh.new_zeros(n, n)
     i_nn[discriminators.first, discriminators.second] = outputs.information(tau)
     return i_nn + i_nn.T
@@ -76,12 +76,12 @@ def conditional_redundancy(
 @torch.no_grad()
 def _evaluate(model: Discriminators, z_nbh: Tensor, y_b: Tensor, positions: Tensor, seed: int) -> DiscriminatorOutput:
     """Discriminator outputs on the examples at some positions, each with several negatives."""
-    found = [
+    outputs = [
         discriminate(model, z_nbh[:, chosen], y_b[chosen])
         for round_ in range(_ROUNDS)
         for chosen in positions[permutation(len(positions), seed, Stream.REDUNDANCY_ESTIMATE, round_)].split(1000)
     ]
-    positive, negative, weight = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+    positive, negative, weight = (torch.cat(parts, -1) for parts in zip(*outputs, strict=True))
     return DiscriminatorOutput(positive, negative, (weight > 0) / (weight > 0).sum().clamp_min(1))
 
 
@@ -90,13 +90,13 @@ def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         got = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"features must be floating-point numbers (members, examples, features); got {got}.")
     if len(features) < 2:
-        raise ValueError("Redundancy is between pairs of members; there is only one.")
+        raise ValueError("Redundancy needs at least two members; there is only one.")
     if not features.isfinite().all():
         raise ValueError("features must be finite; some are NaN or infinite.")
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != features.shape[1:2]:
         raise ValueError(f"labels must be a tensor of integers ({features.shape[1]},), one for each example.")
     if labels.numel() < 4 or int(labels.min()) < 0 or int(labels.bincount().max()) < 4:
-        raise ValueError("labels must be class indices from 0, with several examples of a class.")
+        raise ValueError("labels must be class indices from 0, with at least two examples of some class.")
     return features.detach().float(), labels.to(features.device, torch.int64)
 
 

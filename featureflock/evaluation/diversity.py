@@ -38,7 +38,7 @@ def disagreement(member_probs: Tensor) -> float:
     p_nbc = checked_probs(member_probs, members=True)
     n, b, c = p_nbc.shape
     if n < 2:
-        raise ValueError("Disagreement is between pairs of members; there is only one.")
+        raise ValueError("Disagreement needs at least two members; there is only one.")
     votes_bc = F.one_hot(p_nbc.argmax(-1), c).sum(0)
     agreeing = int((votes_bc * (votes_bc - 1)).sum())  # ordered pairs
     return 1 - agreeing / (b * n * (n - 1))

@@ -45,7 +45,7 @@ class Evaluation:
 
 
 class MeasuredRun(NamedTuple):
-    """All numbers of a run, and its votes and maps on the clean test set, which images of a report are made from."""
+    """All numbers of a run, and its votes and maps on the clean test set, from which the report's images are drawn."""
 
     result: RunResult
     votes: MemberVotes
@@ -54,7 +54,7 @@ class MeasuredRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EvaluationPlan:
-    """Runs, and what they are tested on."""
+    """Runs and their test sets."""
 
     runs: list[TrainedRun]
     splits: Splits
@@ -108,22 +108,22 @@ def plan_evaluation(
     if not folders:
         raise ValueError("Give at least one run to evaluate.")
     runs = [read_run(folder) for folder in folders]
-    own = runs[0].data() if data is None else data
-    splits = own.load()
+    data_set = runs[0].data() if data is None else data
+    splits = data_set.load()
     for run in runs[1:] if data is None else []:
         first, other = runs[0].recipe["data"], run.recipe["data"]
         if other != first and run.data().load().test.identity() != splits.test.identity():
             what = "; ".join(recipe_differences(first, other, "data"))
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
-    test_sets = all_test_sets(splits, own, protocol, log)
+    test_sets = all_test_sets(splits, data_set, protocol, log)
     mapped = cam_cache.images_to_map(test_sets, protocol) if are_images(splits.test) else {}
-    return EvaluationPlan(runs, splits, own, test_sets, mapped, _names(runs))
+    return EvaluationPlan(runs, splits, data_set, test_sets, mapped, _names(runs))
 
 
 def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun:
     """Compute all metrics of a run from its cached predictions. `name` identifies it in the results."""
     clean = load_predictions(run, plan.test_sets[0])
-    maps = {kind: found for kind, sets in plan.mapped.items() if (found := cam_cache.load_maps(run, kind, sets))}
+    maps = {kind: cached for kind, sets in plan.mapped.items() if (cached := cam_cache.load_maps(run, kind, sets))}
     views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
     for test_set in plan.test_sets:
         lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set))
@@ -136,7 +136,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
     on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels))
-    predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: found.maps for kind, found in maps.items()})
+    predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: cached.maps for kind, cached in maps.items()})
     result = RunResult(
         name=name,
         method=run.method,
@@ -231,7 +231,7 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
 
 
 def _names(runs: list[TrainedRun]) -> list[str]:
-    """Short names of runs: the last part of their paths, or as many parts as distinguish them."""
+    """Short names of runs: the last part of their paths, or as many parts as are needed to tell them apart."""
     parts, depth = [run.folder.path.absolute().parts for run in runs], 1
     while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
         depth += 1

@@ -82,7 +82,7 @@ def cam_similarity(maps: Tensor) -> float:
     """
     n = len(s_nn := cam_similarity_matrix(maps))
     if n < 2:
-        raise ValueError("Similarity is between pairs of members; there is only one.")
+        raise ValueError("Similarity needs at least two members; there is only one.")
     return (s_nn.sum() - s_nn.trace()).item() / (n * (n - 1))
 
 

@@ -44,24 +44,24 @@ def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> Ou
     inside, outside = _uncertainties(member_probs_in), _uncertainties(member_probs_out)
     if member_probs_in.shape[::2] != member_probs_out.shape[::2]:
         shapes = f"{tuple(member_probs_in.shape)} and {tuple(member_probs_out.shape)}"
-        raise ValueError(f"Both sets must be of the same members and classes; got {shapes}.")
+        raise ValueError(f"Both sets must have the same numbers of members and classes; got {shapes}.")
     return OutOfDistribution(*(detection(u_in, u_out) for u_in, u_out in zip(inside, outside, strict=True)))
 
 
-def detection(inside: Tensor, outside: Tensor) -> Detection:
-    """AUROC, AUPR and FPR95 of any uncertainty (B,) on in-distribution (`inside`) and OOD (`outside`) inputs."""
-    for name, x in (("inside", inside), ("outside", outside)):
+def detection(uncertainty_in: Tensor, uncertainty_out: Tensor) -> Detection:
+    """AUROC, AUPR and FPR95 of any uncertainty measure (B,), given on in-distribution and on OOD inputs."""
+    for name, x in (("uncertainty_in", uncertainty_in), ("uncertainty_out", uncertainty_out)):
         if not isinstance(x, Tensor) or x.dim() != 1 or not len(x) or x.isnan().any():
             raise ValueError(f"{name} must be a tensor of numbers (B,), not empty and without NaN.")
-    values, place = torch.cat([inside, outside]).detach().double().unique(return_inverse=True)
-    sides = place.split([len(inside), len(outside)])
+    values, place = torch.cat([uncertainty_in, uncertainty_out]).detach().double().unique(return_inverse=True)
+    sides = place.split([len(uncertainty_in), len(uncertainty_out)])
     # Thresholds from high to low.
     fp, tp = (torch.bincount(side, minlength=len(values)).flip(0).cumsum(0) for side in sides)
-    fpr, tpr = fp.double() / len(inside), tp.double() / len(outside)
+    fpr, tpr = fp.double() / len(uncertainty_in), tp.double() / len(uncertainty_out)
     zero = fpr.new_zeros(1)
     auroc = torch.trapezoid(torch.cat([zero, tpr]), torch.cat([zero, fpr]))
     aupr = (tpr.diff(prepend=zero) * tp / (tp + fp)).sum()
-    fpr95 = fpr[(100 * tp >= 95 * len(outside)).nonzero()[0, 0]]
+    fpr95 = fpr[(100 * tp >= 95 * len(uncertainty_out)).nonzero()[0, 0]]
     return Detection(auroc.item(), aupr.item(), fpr95.item())
 
 

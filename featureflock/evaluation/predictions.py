@@ -108,8 +108,8 @@ def load_predictions(run: TrainedRun, test_set: EvaluationSet) -> Predictions:
 
 def predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallback = lambda done: None) -> Predictions:
     """Compute predictions on a test set."""
-    found = predictor.log_probs(test_set.load(test_set.positions), tick)
-    return found._replace(positions=test_set.positions[found.positions])
+    predicted = predictor.log_probs(test_set.load(test_set.positions), tick)
+    return predicted._replace(positions=test_set.positions[predicted.positions])
 
 
 def store_predictions(run: TrainedRun, test_set: EvaluationSet, predictions: Predictions) -> None:

@@ -151,7 +151,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class TestSetInfo:
-    """What was tested on."""
+    """A test set of the evaluation."""
 
     name: str
     """clean; the view that is left, such as left; fog-3; or the OOD set, such as noise."""

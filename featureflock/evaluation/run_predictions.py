@@ -128,8 +128,8 @@ class RunPredictions:
         """By OOD set, then by uncertainty measure: auroc, aupr, fpr95."""
         clean, results = self.clean.log_probs.double().exp(), {}
         for name, predictions in self.ood.items():
-            found = out_of_distribution(clean, predictions.log_probs.double().exp())
-            results[name] = {measure: part._asdict() for measure, part in found._asdict().items()}
+            detected = out_of_distribution(clean, predictions.log_probs.double().exp())
+            results[name] = {measure: part._asdict() for measure, part in detected._asdict().items()}
         return results
 
     @cached_property
@@ -146,8 +146,8 @@ def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) 
     starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
     for size in range(1, n):
         subsets = ([(start + i) % n for i in range(size)] for start in starts)
-        found = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
-        sizes[str(size)] = mean_scores(found)._asdict()
+        subset_scores = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
+        sizes[str(size)] = mean_scores(subset_scores)._asdict()
     return {**sizes, str(n): all_members.calibrated}
 
 

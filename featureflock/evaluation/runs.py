@@ -74,7 +74,7 @@ def read_run(folder: Path | str) -> TrainedRun:
         what = "is a file" if run.path.exists() else "does not exist"
         raise ValueError(f"{run} {what}; give the folder of a run that `featureflock train` made.")
     if not (run.path / "recipe.json").is_file():
-        raise ValueError(f"{run} holds no run: it has no recipe.json. Give the folder that `featureflock train` made.")
+        raise ValueError(f"{run} is not a run: it has no recipe.json. Give a folder that `featureflock train` made.")
     if not (run.path / "result.json").is_file():
         raise ValueError(f"{run} is not finished; resume it by the command that started it, with --resume.")
     index = run.ensemble / "ensemble.json"
@@ -86,7 +86,7 @@ def read_run(folder: Path | str) -> TrainedRun:
     complete = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
     for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", bool(result))):
         if not valid:
-            raise ValueError(f"{run.path / name}.json is not what `featureflock train` writes; was it altered?")
+            raise ValueError(f"{run.path / name}.json is not a file that `featureflock train` wrote; was it modified?")
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
 
 
@@ -125,9 +125,9 @@ def flatten(value: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
-    own, same_method = _fields(run), [_fields(other) for other in others if other.method == run.method]
-    differing = [key for key in own if any(fields.get(key) != own[key] for fields in same_method)]
-    words = [f"{key.removeprefix('method.').replace('.', ' ').replace('_', ' ')} {own[key]}" for key in differing]
+    ours, same_method = _fields(run), [_fields(other) for other in others if other.method == run.method]
+    differing = [key for key in ours if any(fields.get(key) != ours[key] for fields in same_method)]
+    words = [f"{key.removeprefix('method.').replace('.', ' ').replace('_', ' ')} {ours[key]}" for key in differing]
     return f"{run.method} ({', '.join(words)})" if words else run.method
 
 

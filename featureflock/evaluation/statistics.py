@@ -43,7 +43,7 @@ class PairedDifference(NamedTuple):
 
     @property
     def significant(self) -> bool | None:
-        """Whether the interval excludes 0; None where that cannot be told: no interval, or fewer than 3 seeds."""
+        """Whether the interval excludes 0; None if undecided: no interval, or fewer than 3 seeds."""
         if self.low is None or self.high is None or self.seeds < SEEDS_FOR_SIGNIFICANCE:
             return None
         return self.low > 0 or self.high < 0
@@ -76,9 +76,9 @@ def paired_differences(
     ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
 ) -> dict[str, PairedDifference]:
     """The paired difference of every metric that all runs have; both arguments by seed, then by metric."""
-    summaries, found = [*ours.values(), *theirs.values()], {}
+    summaries, differences = [*ours.values(), *theirs.values()], {}
     for key in [key for key in summaries[0] if all(key in summary for summary in summaries)]:
         pair = ({seed: summary[key] for seed, summary in each.items()} for each in (ours, theirs))
         if (difference := paired_difference(*pair)) is not None:
-            found[key] = difference
-    return found
+            differences[key] = difference
+    return differences

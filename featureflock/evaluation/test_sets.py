@@ -30,16 +30,16 @@ _SEED, _MAX_OOD = 0, 10_000
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """What to test on."""
+    """Choice of the test sets."""
 
     examples: int | None = None
-    """Number of test examples, equally many of each class; by default all."""
+    """Number of test examples, balanced over classes; by default all."""
     corruptions: tuple[str, ...] = CORRUPTIONS
     """Corruptions of the test set. Give the flag without a value for none."""
     severities: tuple[int, ...] = SEVERITIES
     """Severities of the corruptions, 1 to 5."""
     corrupted_examples: int | None = None
-    """Number of examples of each corrupted test set; by default as many as of the clean one."""
+    """Number of examples of each corrupted test set; by default as many as of the clean test set."""
     corrupted: Path | None = None
     """Folder with the corrupted test set: the .npy files of CIFAR-10-C, or the tree of ImageNet-C. By default the files
     that `featureflock data corrupt` stored in the cache; without them, corruptions are generated on the fly."""
@@ -47,14 +47,14 @@ class EvaluationProtocol:
     """Out-of-distribution sets: noise, the name of a data set, or a folder of images; up to 10,000 inputs of each. By
     default noise and the data sets in the cache. Give the flag without a value for none."""
     maps: int = 500
-    """Number of clean images whose class activation maps are compared, and of corrupted ones; 0 for none."""
+    """Number of clean and of corrupted images whose class activation maps are compared; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
             check_corruption(name)
         for severity in self.severities:
             if severity not in SEVERITIES:
-                raise ValueError(f"severities must be among 1 to 5; got {severity}.")
+                raise ValueError(f"severities must be from 1 to 5; got {severity}.")
         for name, count in (("examples", self.examples), ("corrupted_examples", self.corrupted_examples)):
             if count is not None and count < 2:
                 raise ValueError(f"{name} must be at least 2, so that temperatures can be fitted; got {count}.")
@@ -133,7 +133,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
         yield from _imagenet_c(splits, protocol, wanted, log)
         return
     if not isinstance(test, TensorExamples) or not are_images(test):
-        log("No corruptions: they need images stored as bytes.")
+        log("Corruptions are skipped: they need images stored as uint8.")
         return
     positions, digest = _choose(test, protocol.examples_per_corruption), test.identity()
     published = getattr(data, "published", None)
@@ -175,9 +175,9 @@ def ood_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -
             raise ValueError("Out-of-distribution sets need image data; leave --ood out.")
         return
     count = min(len(test) if protocol.examples is None else protocol.examples, _MAX_OOD)
-    own, seen, chosen = published_sets(data), set[str](), protocol.ood
+    in_distribution, seen, chosen = published_sets(data), set[str](), protocol.ood
     if chosen is None:
-        chosen = (NOISE, *(name for name in PUBLISHED_SETS if name not in own and _is_cached(name)))
+        chosen = (NOISE, *(name for name in PUBLISHED_SETS if name not in in_distribution and _is_cached(name)))
     for name in dict.fromkeys(chosen):
         label, reader = ood_images(name, test, count)
         if label in seen:
@@ -208,7 +208,7 @@ def _imagenet_c(
 ) -> Iterator[EvaluationSet]:
     test = splits.test
     if protocol.corrupted is None:
-        log("No corruptions: for images in files, give the folder of ImageNet-C by --corrupted FOLDER.")
+        log("Corruptions are skipped: for image files, give the folder of ImageNet-C with --corrupted FOLDER.")
         return
     assert isinstance(test, StreamedExamples)
     names, size, workers = splits.class_names, test.shape[-1], test.workers

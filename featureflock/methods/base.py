@@ -150,7 +150,7 @@ class TransportSettings:
     rule: Rule = WGD()
     """Update rule of the particles."""
     repulsion: float = 1.0
-    """Strength of the repulsion, the temperature of the posterior; 1 is the paper's."""
+    """Strength of the repulsion, which is the temperature of the posterior; the paper uses 1."""
     reference_batch: int | None = None
     """Batch size that `repulsion` refers to; other sizes keep its strength per example. None for no correction."""
 

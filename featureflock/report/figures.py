@@ -27,7 +27,7 @@ _SCORES = ("accuracy", "nll")
 def severity_boxes(rows: Rows) -> Figure | None:
     """Accuracy and NLL over the corruptions, by severity: a figure of the paper."""
     sets = corrupted_sets(rows)
-    severities = sorted({severity for found in sets.values() for severity in found})
+    severities = sorted({severity for tested in sets.values() for severity in tested})
     if not severities:
         return None
     panels = []
@@ -68,16 +68,16 @@ def trained_sizes(rows: Rows) -> Figure | None:
     methods: dict[str, dict[int, ReportRow]] = {}
     for row in rows:
         methods.setdefault(row.group.method, {}).setdefault(row.group.members, row)
-    sizes = {size for found in methods.values() if len(found) > 1 for size in found}
+    sizes = {size for by_size in methods.values() if len(by_size) > 1 for size in by_size}
     if sum(map(len, methods.values())) < len(rows) or not sizes:  # rows differ in something else
         return None
     lines = []
-    for method, found in methods.items():
-        points = {size: [run.clean.calibrated for run in row.runs] for size, row in found.items()}
+    for method, by_size in methods.items():
+        points = {size: [run.clean.calibrated for run in row.runs] for size, row in by_size.items()}
         if method == DeepEnsembles.title:  # smaller ensembles are subsets of the largest
-            subsets = _sub_ensembles(found[max(found)])
+            subsets = _sub_ensembles(by_size[max(by_size)])
             points = {size: scores for size, scores in subsets.items() if size in sizes} | points
-        lines.append((replace(next(iter(found.values())), title=method), points))
+        lines.append((replace(next(iter(by_size.values())), title=method), points))
     caption = (
         "Each point is an ensemble trained with that number of members: mean over seeds, the band is ± one standard "
         "deviation. Members of Deep Ensembles are independent, so their smaller ensembles are subsets of the largest. "
@@ -91,7 +91,7 @@ def reliability_diagram(rows: Rows) -> Figure:
     """Accuracy by confidence, before and after temperature scaling."""
     caption = (
         "Examples in 15 bins by top probability: accuracy against mean confidence. Stems show the gap to the diagonal "
-        "of perfect calibration. Filled markers: after scaling with the one temperature fitted on the whole test set. "
+        "of perfect calibration. Filled markers: after scaling with a single temperature fitted on the whole test set. "
         "Hollow, dashed: raw. Bars: number of examples per bin, calibrated. Seeds are pooled; the ECE is that of the "
         "tables, mean over seeds."
     )
@@ -165,10 +165,10 @@ def map_similarity(rows: Rows) -> Figure | None:
     """Similarity of the members' class activation maps."""
     kinds = {"clean": "map_similarity", "corrupted": "corrupted_map_similarity"}
     bars = [
-        (row, kind, found)
+        (row, kind, similarity)
         for row in rows
         for kind, key in kinds.items()
-        if (found := row.group.metrics.get(key)) is not None
+        if (similarity := row.group.metrics.get(key)) is not None
     ]
     if not bars:
         return None
@@ -176,17 +176,17 @@ def map_similarity(rows: Rows) -> Figure | None:
     plot = Plot(AxisScale(0, 1, 12, WIDTH - 42), AxisScale(0, 1, height - 42, 24))
     parts = [heading("Cosine similarity of members’ maps")]
     parts.append(plot.frame(svg.labelled(svg.ticks(0, 1)), [], "0: disjoint, 1: identical"))
-    for k, (row, kind, found) in enumerate(bars):
-        y, end = 30 + 28 * k, plot.x(max(0.0, found.mean))
+    for k, (row, kind, similarity) in enumerate(bars):
+        y, end = 30 + 28 * k, plot.x(max(0.0, similarity.mean))
         bar = tag("rect", class_="bar" if kind == "clean" else "bar pale", x=12, width=end - 12, y=y + 11, height=9)
         whisker = []
-        if found.sd is not None:
-            ends = {"x1": plot.x(found.mean - found.sd), "x2": plot.x(found.mean + found.sd)}
+        if similarity.sd is not None:
+            ends = {"x1": plot.x(similarity.mean - similarity.sd), "x2": plot.x(similarity.mean + similarity.sd)}
             whisker = [tag("line", class_="spread", y1=y + 15.5, y2=y + 15.5, **ends)]
         parts.append(tag("text", f"{shorten(row.title, 40)}, {kind}", class_="tick", x=12, y=y + 8))
         parts.append(svg.coloured(row.style, bar, *whisker))
-        parts.append(tag("text", f"{found.mean:.3f}", class_="tick", x=WIDTH - 4, y=y + 19, text_anchor="end"))
-    values = "; ".join(f"{row.title}, {kind}: {found.mean:.3f}" for row, kind, found in bars)
+        parts.append(tag("text", f"{similarity.mean:.3f}", class_="tick", x=WIDTH - 4, y=y + 19, text_anchor="end"))
+    values = "; ".join(f"{row.title}, {kind}: {similarity.mean:.3f}" for row, kind, similarity in bars)
     caption = (
         "Cosine similarity of two members’ class activation maps of the same image (Grad-CAM, for the class that the "
         "ensemble predicts): mean over pairs of members and images, then over seeds; whiskers are ± one standard "

@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 def tiles(results: EvaluationResults) -> list[dict[str, str]]:
     """The best value of a few metrics, and the methods that reach it."""
-    found = []
+    entries = []
     for metric, column in _columns(results):
         if metric.key in _TILES:
             best = [cells for cells in column if cells[1].best] or column[:1]
@@ -28,8 +28,8 @@ def tiles(results: EvaluationResults) -> list[dict[str, str]]:
             title = f"{_name(metric)} (corrupted test sets)" if metric.group == "corrupted" else metric.title
             tile = {"title": title.removesuffix(", %"), "meaning": metric.meaning, "methods": methods}
             cell = best[0][1]
-            found.append(tile | {"value": cell.text + "\u202f%" * metric.percent, "spread": cell.spread})
-    return found
+            entries.append(tile | {"value": cell.text + "\u202f%" * metric.percent, "spread": cell.spread})
+    return entries
 
 
 def findings(results: EvaluationResults) -> list[Finding]:
@@ -37,22 +37,22 @@ def findings(results: EvaluationResults) -> list[Finding]:
     groups, metrics = results.groups, metrics_in(results, *MAIN)
     compared = [g for g in groups if g.differences]
     paired = [g for g in compared if shared_seeds(g) >= SEEDS_FOR_SIGNIFICANCE]
-    found = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0]))]
-    found += _versus_baseline(paired, metrics)
+    sentences = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0]))]
+    sentences += _versus_baseline(paired, metrics)
     if all(len(g.seeds) == 1 for g in groups):
-        found.append(Finding("One seed:", "another seed may give other values."))
+        sentences.append(Finding("One seed:", "another seed may give other values."))
     elif few := [g for g in compared if g not in paired]:
         baselines = in_words(dict.fromkeys(g.baseline or "" for g in few))
         text = f"fewer than {SEEDS_FOR_SIGNIFICANCE} seeds shared with {baselines}, too few to test for significance."
-        found.append(Finding(f"{in_words(g.title for g in few)}:", text))
+        sentences.append(Finding(f"{in_words(g.title for g in few)}:", text))
     if len(groups) > 1 and not compared:
-        found.append(Finding("", "No run of Deep Ensembles shares a seed with another method, so none are compared."))
+        sentences.append(Finding("", "No Deep Ensembles run shares a seed with another method, so none are compared."))
     shown = [g.differences[metric.key] for g in paired for metric in metrics if metric.key in g.differences]
     intervals = sum(difference.low is not None for difference in shown)
     if intervals >= 10:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
-        found.append(Finding("", text))
-    return found
+        sentences.append(Finding("", text))
+    return sentences
 
 
 def _columns(results: EvaluationResults) -> list[tuple[Metric, list[tuple[TableCell, TableCell]]]]:

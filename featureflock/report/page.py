@@ -52,8 +52,8 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
         ("uncertainty", "Uncertainty", figures.risk_coverage_curve(rows), ood, ood_table(rows)),
         ("training", "Training", figures.training_curves(rows)),
     ]
-    found = [Section(name, title, [part for part in parts if part is not None]) for name, title, *parts in sections]
-    return [section for section in found if section.parts]
+    entries = [Section(name, title, [part for part in parts if part is not None]) for name, title, *parts in sections]
+    return [section for section in entries if section.parts]
 
 
 def render_page(results: EvaluationResults, sections: list[Section]) -> str:
@@ -100,31 +100,31 @@ def _test_sets(results: EvaluationResults) -> _Facts:
     """Each test set with the examples used; the corrupted ones together."""
     used, every = results.examples, results.test_examples
     sizes = f"all {used:,} examples" if used == every else f"{used:,} of {every:,} examples, balanced over the classes"
-    found = [("clean", sizes)]
+    entries = [("clean", sizes)]
     if corrupted := [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]:
         names = [test_set.name.rpartition("-") for test_set in corrupted]
         corruptions = ", ".join(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in names))
         severities = ", ".join(sorted({severity for _, _, severity in names}))
         fewer = f"; {corrupted[0].examples:,} examples each" if corrupted[0].examples != used else ""
-        found.append(("corrupted", f"{corruptions}; severities {severities}{fewer}"))
+        entries.append(("corrupted", f"{corruptions}; severities {severities}{fewer}"))
     for test_set in results.test_sets:
         if test_set.kind == "view":
-            found.append((f"only {test_set.name}", "everything else is set to the mean of the training data"))
+            entries.append((f"only {test_set.name}", "everything else is set to the mean of the training data"))
         elif test_set.kind == "ood":
-            found.append((f"OOD: {test_set.name}", plural(test_set.examples, "input")))
-    return found
+            entries.append((f"OOD: {test_set.name}", plural(test_set.examples, "input")))
+    return entries
 
 
 def _rows(results: EvaluationResults) -> list[dict[str, Any]]:
-    """Each row with its recipe as (name, value, whether rows differ), and the facts of each start of its runs."""
+    """Each row with its recipe as (name, value, whether rows differ), and the provenance of each start of its runs."""
     rows = report_rows(results)
     recipes = [_fields(row.runs[0].recipe) for row in rows]
-    found = []
+    entries = []
     for row, fields in zip(rows, recipes, strict=True):
         recipe = [(name, value, any(r.get(name) != value for r in recipes)) for name, value in fields.items()]
         runs = [(f"{run.name}, seed {run.seed}", _run(run)) for run in row.runs]
-        found.append({"row": row, "recipe": recipe, "runs": runs})
-    return found
+        entries.append({"row": row, "recipe": recipe, "runs": runs})
+    return entries
 
 
 def _fields(recipe: dict[str, Any]) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _facts(provenance: dict[str, Any]) -> _Facts:
     parts += [machine.get("gpu"), machine.get("system")]
     commit = str(provenance.get("commit") or "none (installed package)")
     compute = provenance.get("compute") or provenance.get("setup") or {}
-    found = [
+    entries = [
         ("date", str(provenance.get("date", ""))),
         ("command", str(provenance.get("command", ""))),
         ("commit", commit.replace("+", ", with uncommitted changes")),
@@ -151,16 +151,16 @@ def _facts(provenance: dict[str, Any]) -> _Facts:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("compute", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in compute.items())),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in entries if text]
 
 
 def _run(run: RunResult) -> list[_Facts]:
-    starts, found = run.environment, []
+    starts, entries = run.environment, []
     for k, start in enumerate(starts):
         resumed = [("start", f"{k + 1} of {len(starts)}, from step {start.get('from_step', 0)}")]
-        found.append([*(resumed if len(starts) > 1 else []), *_facts(start)])
+        entries.append([*(resumed if len(starts) > 1 else []), *_facts(start)])
     result: _Facts = [(name, f"{run.training[name]:,}") for name in ("parameters", "steps") if name in run.training]
     if (seconds := run.training.get("seconds")) is not None:
         long = f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
         result.append(("training time", f"{seconds:.1f} s" if seconds < 100 else long))
-    return [*found, result] if result else found
+    return [*entries, result] if result else entries

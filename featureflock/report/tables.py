@@ -94,7 +94,7 @@ def comparison(results: EvaluationResults) -> Table:
     title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
     note = _seeds_note(groups)
     if any(g.deep_ensemble_equivalent is not None for g in groups):
-        meaning = "size of the Deep Ensembles with the same calibrated NLL"
+        meaning = "number of members with which Deep Ensembles reach the same calibrated NLL"
         headers.append(ColumnHeader("DEE", "higher", meaning))
         for row, g in zip(rows, groups, strict=True):
             row.append(_equivalent(g.deep_ensemble_equivalent))
@@ -152,10 +152,10 @@ def beside_paper(results: dict[str, Any]) -> Table:
         means = {key: SeedMean(**value) for key, value in row["ours"].items()}
         ours.append([TableCell(row["title"]), TableCell(str(row["members"])), *_mean_cells(means, metrics)])
     lines: list[list[TableCell]] = []
-    for row, own in zip(rows, mark_best(headers, ours), strict=True):
-        lines.append(own)
-        if found := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
-            cells = [_difference_cell(m, found.get(m.key)) for m in metrics]
+    for row, our_cells in zip(rows, mark_best(headers, ours), strict=True):
+        lines.append(our_cells)
+        if paired := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
+            cells = [_difference_cell(m, paired.get(m.key)) for m in metrics]
             lines.append([TableCell(f"difference vs {row['against']}"), TableCell(""), *cells])
         if row["paper"]:
             cells = [TableCell(row["paper"].get(m.key, "")) for m in metrics]
@@ -239,8 +239,8 @@ def _header(metric: Metric) -> ColumnHeader:
 
 def _mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
     return [
-        TableCell(m.text(found.mean), "" if found.sd is None else m.text(found.sd), value=found.mean)
-        if (found := means.get(m.key))
+        TableCell(m.text(seed_mean.mean), "" if seed_mean.sd is None else m.text(seed_mean.sd), value=seed_mean.mean)
+        if (seed_mean := means.get(m.key))
         else MISSING
         for m in metrics
     ]

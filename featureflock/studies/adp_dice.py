@@ -18,7 +18,7 @@ _WRN_NUMBERS = {DeepEnsembles(): "80.0 ± 0.2", ADP(): "80.0 ± 0.2", DICE(): "8
 
 
 def laptop_all_members(recipe: Recipe) -> Recipe:
-    """The laptop's recipe with all members: at most 4, they are few enough."""
+    """The laptop recipe with all members of the paper's, which are at most 4."""
     return replace(laptop(recipe), members=recipe.members)
 
 

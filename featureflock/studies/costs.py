@@ -23,7 +23,7 @@ def cost(recipes: Sequence[Recipe]) -> str:
         return "Training takes seconds to minutes."
     return (
         f"Training takes about {flops:.1e} FLOPs: {_duration(flops / _TWO_CORES)} on two CPU cores, or "
-        f"{gpu_time(recipes)} on an A100 at an assumed 30 % of its peak. Evaluation comes on top."
+        f"{gpu_time(recipes)} on an A100 at an assumed 30 % of its peak. Evaluation takes additional time."
     )
 
 

@@ -34,17 +34,17 @@ from featureflock.utils.provenance import provenance
 
 
 class Shard(NamedTuple):
-    """Worker `number` of `of`, counted from 1."""
+    """Worker `number`, counted from 1, of `workers`."""
 
     number: int = 1
-    of: int = 1
+    workers: int = 1
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        number, _, of = text.partition("/")
-        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        number, _, workers = text.partition("/")
+        if not (number.isdigit() and workers.isdigit() and 1 <= int(number) <= int(workers)):
             raise ValueError(f"--shard must be a worker's number and the number of workers, such as 3/8; got {text!r}.")
-        return cls(int(number), int(of))
+        return cls(int(number), int(workers))
 
 
 class StudyRun(NamedTuple):
@@ -67,7 +67,7 @@ class StudyRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """How far a study is, and its results once every run is finished."""
+    """Progress of a study, and its results once every run is finished."""
 
     runs: list[StudyRun]
     unfinished: list[StudyRun]
@@ -80,7 +80,7 @@ class StudyStatus:
 
 
 def study_runs(study: Study, scale: Scale, folder: Path, seeds: int | None = None) -> list[StudyRun]:
-    """All runs of a study. Every row comes with the first seed before any comes with the second.
+    """All runs of a study. All rows with the first seed come before those with the second.
 
     Of Deep Ensembles that differ in size alone, only the largest are trained: the others are sub-ensembles of them.
     """
@@ -122,7 +122,7 @@ def run_study(
         folder: parent of the runs' folders.
         seeds: number of seeds; by default the scale's.
         shard: which worker this is, if several share the folder.
-        workers: processes that train runs side by side, each on its share of the cores.
+        workers: number of processes that train runs in parallel, each on an equal part of the cores.
         compute: as in `train` and `evaluate`.
         reporter: makes the reporter of a run; used with one worker only.
         training_progress: called with the number of finished runs, of all runs, and the last one; used with several
@@ -132,8 +132,8 @@ def run_study(
     """
     runs, protocol = study_runs(study, scale, folder, seeds), study.protocol(scale)
     distinct = to_train(runs)
-    own = distinct[shard.number - 1 :: shard.of]
-    queue = [*own, *(run for run in distinct if run not in own and not run.is_finished)]
+    assigned = distinct[shard.number - 1 :: shard.workers]
+    queue = [*assigned, *(run for run in distinct if run not in assigned and not run.is_finished)]
     complete = partial(_complete, protocol=protocol, compute=compute)
     if workers > 1 and any(not run.is_finished for run in queue):
         _in_processes(complete, queue, min(workers, len(queue)), training_progress)
@@ -203,8 +203,8 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
 
     def scores(run: StudyRun) -> dict[str, float]:
         entry = measured[run.folder]
-        found = entry.summary if run.size == entry.members else entry.details.by_size[str(run.size)]
-        return {name: found[name] for name in study.columns if name in found}
+        metrics = entry.summary if run.size == entry.members else entry.details.by_size[str(run.size)]
+        return {name: metrics[name] for name in study.columns if name in metrics}
 
     def by_seed(row: Row) -> dict[int, dict[str, float]]:
         return {run.recipe.seed: scores(run) for run in runs if run.row is row}
@@ -213,12 +213,12 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
     for run in first_seed:
         ours, entries = by_seed(run.row), [measured[other.folder] for other in runs if other.row is run.row]
-        names = [name for name in study.columns if all(name in found for found in ours.values())]
+        names = [name for name in study.columns if all(name in scored for scored in ours.values())]
         calibrated = [name for name in names if find_metric(name).uncalibrated]
         row: dict[str, Any] = {
             "title": run.row.title,
             "members": run.size,
-            "ours": {name: mean([found[name] for found in ours.values()])._asdict() for name in names},
+            "ours": {name: mean([scored[name] for scored in ours.values()])._asdict() for name in names},
             "paper": dict(run.row.paper),
             "at_bound": [name for name in calibrated if any(entry.temperature_at_bound(name) for entry in entries)],
         }

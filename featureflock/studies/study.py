@@ -5,7 +5,7 @@
 
 A row's recipe is the paper's. Two functions make it smaller:
 
-    smoke     embedded digits and networks of a few filters: seconds, to check that everything runs
+    smoke     built-in digits and networks of a few filters: seconds, to check that everything runs
     laptop    small networks on 5,000 images of CIFAR-10: hours on two cores
 """
 

@@ -37,7 +37,7 @@ class ComputeConfig:
     channels_last: Switch = "auto"
     """Store images in the channels_last memory format; auto: if the network has convolutions."""
     compile: Switch = "auto"
-    """Compile the members with torch.compile, one graph for all; auto: if it pays off within the run."""
+    """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time."""
     execution: Execution = "sequential"
     """Compute members one after another, all in one vectorised call, or with one member's activations at a time."""
     mesh: MeshShape = MeshShape()

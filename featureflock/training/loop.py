@@ -244,7 +244,7 @@ class _Loop:
             if self.mesh.world.size == 1:  # processes may have different numbers of batches, so they cannot agree here
                 self._stop_on(next(iter(self.signals), 0))
             for file in batch.unreadable:
-                self.reporter.log(f"Left {file} out of the {name} set, because it cannot be read.")
+                self.reporter.log(f"Skipped {file} of the {name} set, because it cannot be read.")
 
         return evaluate_examples(self.state.ens, examples, self.resolved, self.recipe.batch, on_batch)
 

@@ -60,7 +60,7 @@ class Recipe:
     schedule: Schedule = "steps"
     """Learning rate schedule: step decay at decay_epochs, or one linear rise and fall."""
     warmup: float = 0.2
-    """Fraction of the steps of a one-cycle schedule in which the learning rate rises."""
+    """Fraction of the training steps in which the learning rate rises; for the one-cycle schedule only."""
     decay_epochs: tuple[int, ...] = ()
     """Epochs, counted from 0, at the start of which the learning rate is multiplied by decay_ratio."""
     decay_ratio: float = 0.1
@@ -83,8 +83,8 @@ class Recipe:
     """Precision of the networks: float32, or bfloat16 with float32 weights (autocast); auto: the fastest."""
 
     def __post_init__(self) -> None:
-        def check(right: bool, rule: str, *names: str) -> None:
-            if not right:
+        def check(valid: bool, rule: str, *names: str) -> None:
+            if not valid:
                 raise ValueError(f"{rule}; got {' and '.join(str(getattr(self, name)) for name in names)}.")
 
         for name in ("epochs", "batch"):

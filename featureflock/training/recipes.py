@@ -35,8 +35,8 @@ _FAST = Recipe(CIFAR10(padding=2), FastCNNConfig(), members=5, epochs=8, schedul
 _LAPTOP = replace(_FAST, data=CIFAR10(padding=0, flip=False), model=FastCNNConfig((8, 32, 64)), subset=5_000)
 
 RECIPES = {
-    "digits": NamedRecipe("Embedded 8×8 digits, MLP: takes seconds, nothing to download.", _MLP),
-    "digits-cnn": NamedRecipe("Embedded 8×8 digits, small CNN.", replace(_CNN, data=Digits(), batch=64)),
+    "digits": NamedRecipe("Built-in 8×8 digits, MLP: takes seconds, nothing to download.", _MLP),
+    "digits-cnn": NamedRecipe("Built-in 8×8 digits, small CNN.", replace(_CNN, data=Digits(), batch=64)),
     "two-view-digits": NamedRecipe(
         "Pairs of digits side by side, each of which determines the class; MLP.", replace(_MLP, data=Digits(views=2))
     ),
@@ -57,16 +57,16 @@ RECIPES = {
     "cifar10-wrn16x4": NamedRecipe("The paper's CIFAR-10: WRN-16-4 × 10.", _CIFAR10),
     "cifar100-wrn16x4": NamedRecipe("The paper's CIFAR-100: WRN-16-4 × 10, Cauchy prior of precision 5e-3.", _CIFAR100),
     "cifar100-wrn16x4-normal": NamedRecipe(
-        "The paper's table of priors: normal, precision 5e-3.", replace(_CIFAR100, method=FeatureWGD(Normal(5e-3)))
+        "The paper's comparison of priors: normal, precision 5e-3.", replace(_CIFAR100, method=FeatureWGD(Normal(5e-3)))
     ),
     "cifar100-wrn16x4-uniform": NamedRecipe(
-        "The paper's table of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
+        "The paper's comparison of priors: uniform.", replace(_CIFAR100, method=FeatureWGD(Uniform()))
     ),
     "cifar100-wrn16x2": NamedRecipe(
-        "The paper's widths: WRN-16-2 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 2))
+        "The paper's comparison of widths: WRN-16-2 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 2))
     ),
     "cifar100-wrn16x8": NamedRecipe(
-        "The paper's widths: WRN-16-8 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 8))
+        "The paper's comparison of widths: WRN-16-8 × 10.", replace(_CIFAR100, model=WideResNetConfig(16, 8))
     ),
     "cifar100-resnet32": NamedRecipe(
         "The paper's comparison with ADP and DICE: ResNet-32 × 4, Cauchy 1e-3, rank 4.",

@@ -255,7 +255,7 @@ def saved_and_copied(folder: Path, members: int, data: int) -> None:
         path, x = folder / str(mesh.world.rank), torch.ones(5, 4)
         if members > 1:
             for use in (lambda: ff.save(ens, path), ens.for_inference):
-                with pytest.raises(ValueError, match="Other processes have some of the members"):
+                with pytest.raises(ValueError, match="Some members are on other processes"):
                     use()
             assert not path.exists()
             return

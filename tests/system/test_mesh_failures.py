@@ -91,7 +91,9 @@ def test_an_error_has_the_rank_in_its_traceback_and_ends_all_processes(tmp_path)
     words = (*RUN, "--mesh.data", "2", "--out", tmp_path / "run")
     assert finish(start(2, tmp_path / "output", fail_in_step_7, "raise", *words), 60) == [1, 1]
     first, second = output(tmp_path / "output")
-    assert re.search(r"RuntimeError: a defect of this rank\nThis was rank 1 on \S+ \(process \d+\)\.\n$", second)
+    assert re.search(
+        r"RuntimeError: a defect of this rank\nThis error occurred on rank 1 on \S+ \(process \d+\)\.\n$", second
+    )
     assert "Error" not in first
     assert "learning rate" not in second
 

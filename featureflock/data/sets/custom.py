@@ -37,7 +37,7 @@ class CustomData(DataSet):
         train = self._examples(self.train, normalisation, self.padding, self.flip)
         test = self._examples(self.test, normalisation, 0, False)
         if not len(train) or not len(test):
-            raise ValueError(f"Both parts need examples; got {len(train)} for training and {len(test)} for testing.")
+            raise ValueError(f"The training and test sets must have examples; got {len(train)} and {len(test)}.")
         return Splits(train, test, classes=1 + int(torch.cat([train.labels, test.labels]).max()))
 
     def _examples(self, data: Any, normalisation: Normalisation | None, padding: int, flip: bool) -> Examples:

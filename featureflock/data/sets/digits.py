@@ -58,7 +58,7 @@ class TwoViewDigits:
 def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> TwoViewDigits:
     """Return `train` and `test` images, balanced over digits, of scans chosen at random by the seed."""
     if train < 10 or test < 10 or train % 10 or test % 10:
-        raise ValueError(f"The numbers of two-view digits must be multiples of ten; got train={train}, test={test}.")
+        raise ValueError(f"The numbers of two-view digits must be multiples of 10; got train={train}, test={test}.")
     x, y = _scans()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)

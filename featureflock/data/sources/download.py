@@ -119,7 +119,7 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
 
 
 def _result(program: str, error: str | None, folder: Path, pattern: str) -> Path:
-    """Return the file that a program made, or raise the reason why there is none."""
+    """Return the file that a program made, or raise DownloadError with the reason for its failure."""
     if error is None and (made := list(folder.glob(pattern))):
         return made[0]
     lines = [line.strip() for line in (error or "").splitlines() if line.strip()]

@@ -76,8 +76,8 @@ def _read(published: PublishedSet, place: Path, progress: ProgressCallback) -> t
     """Return the arrays, and whether they are the published ones; raise ValueError if they are damaged."""
     progress(0, None, f"reading {place.name or place}")
     files: dict[str, DataFile] = {}
-    if found := find_files(place, published.layouts):
-        layout, files = found
+    if match := find_files(place, published.layouts):
+        layout, files = match
         arrays = layout.read(files, published.shape, published.classes)
     elif not published.unordered_sha256 or not (arrays := read_class_folders(place, published.class_names)):
         raise ValueError(

@@ -138,7 +138,7 @@ def _unpickle(file: DataFile) -> dict[str, Any]:
         loaded = _Unpickler(io.BytesIO(file.data), encoding="bytes").load()
         return {_text(key): _array(value) if isinstance(value, _Call) else value for key, value in loaded.items()}
     except _Refused as error:
-        raise ValueError(f"{file.path} was not executed: it asks for {error}, which no CIFAR batch needs.") from None
+        raise ValueError(f"{file.path} was not unpickled: it refers to {error}, which no CIFAR batch needs.") from None
     except Exception as error:  # a damaged pickle can raise any exception
         raise ValueError(f"{file.path} is truncated or damaged: it is not a readable CIFAR batch.") from error
 

@@ -114,7 +114,7 @@ BUILT_IN = (
         "",
         "fixed:1",
         lambda run: None if run.view_results is None else float(sum(run.view_results.covered)),
-        "number of views that some member can classify by alone",
+        "number of views from which alone some member can classify",
         "views",
     ),
     Metric(

@@ -29,7 +29,7 @@ def test_a_set_is_generated_in_the_cache(temp_cache, capsys):
     assert corrupted.corruptions == THREE
     assert np.array_equal(corrupted.images("contrast", 3), corrupt(X, "contrast", 3, seed=0, indices=np.arange(7)))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"Frost is made from {frost_source()}."
+    assert lines[0] == f"Frost is generated from {frost_source()}."
     assert "gaussian_noise (0 of 42 images done)" in lines
     assert lines[-1].startswith("CIFAR-10 corrupted: 3 corruptions × 2 severities, 42 images, in ")
 
@@ -37,7 +37,7 @@ def test_a_set_is_generated_in_the_cache(temp_cache, capsys):
 @pytest.mark.usefixtures("cifar")
 def test_published_files_are_copied(tmp_path, temp_cache, capsys):
     arrays = published(tmp_path / "theirs", count=7)
-    with pytest.raises(ValueError, match="does not have the labels of the test set"):
+    with pytest.raises(ValueError, match="does not match the labels of the test set"):
         main(["corrupt", "cifar10", "--from", str(tmp_path / "theirs")])
     np.save(tmp_path / "theirs" / "labels.npy", np.tile(Y, 5))
     main(["corrupt", "cifar10", "--from", str(tmp_path / "theirs")])
@@ -79,7 +79,7 @@ def test_the_list_shows_corrupted_sets_in_the_cache(tmp_path, temp_cache, capsys
 def test_the_command_without_data_or_with_a_wrong_name(capsys):
     with pytest.raises(FileNotFoundError, match="CIFAR-10 is not in the cache; run: featureflock data get cifar10"):
         main(["corrupt", "cifar10"])
-    with pytest.raises(ValueError, match=r"MNIST is grey, but .* need colour images; use cifar10 and cifar100"):
+    with pytest.raises(ValueError, match=r"MNIST is in grey, but .* need colour images; use cifar10 and cifar100"):
         main(["corrupt", "mnist"])
     with pytest.raises(ValueError, match="There is no data set 'cifar11'; did you mean cifar10"):
         main(["corrupt", "cifar11"])

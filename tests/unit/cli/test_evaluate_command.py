@@ -102,6 +102,6 @@ def test_invalid_arguments_are_refused_before_any_work(command, runs, tmp_path, 
     assert "Give at least one run" in command(name)[1]
     assert "nothing does not exist" in command(name, "nothing")[1]
     assert "did you mean fog?" in command(name, *runs, "--corruptions", "fogg")[1]
-    assert "severities must be among 1 to 5; got 6" in command(name, *runs, "--severities", "6")[1]
+    assert "severities must be from 1 to 5; got 6" in command(name, *runs, "--severities", "6")[1]
     assert "There is no folder nowhere" in command(name, *runs, "--corrupted", "nowhere")[1]
     assert "examples must be at most 597" in command(name, *runs, "--examples", "598")[1]

@@ -312,7 +312,7 @@ def test_damaged_images_are_reported_and_skipped(monkeypatch, capsys, tmp_path):
     )
     assert code == 0, errors
     assert re.search(r"Skipped net/train/n0/7.JPEG .*, which cannot be read; 1 in this epoch", out)
-    assert re.search(r"Left net/val/n1/2.JPEG .* out of the test set", out)
+    assert re.search(r"Skipped net/val/n1/2.JPEG .* of the test set", out)
     assert re.search(r"Test accuracy 100.00 %", out)
 
 

@@ -100,7 +100,7 @@ def test_other_sets_and_files_of_the_user_are_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"severities": (0, 1)}, "severities must be some of 1, 2, 3, 4 and 5; got 0, 1"),
+        ({"severities": (0, 1)}, "severities must be from 1 to 5; got 0, 1"),
         ({"severities": ()}, "severities must be"),
         ({"severities": (1.0,)}, "severities must be"),
         ({"workers": -1}, "workers must be at least 0; got -1"),

@@ -327,7 +327,7 @@ def test_a_malicious_pickle_is_refused_and_not_executed(tmp_path, protocol, wher
     batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
     data = pickle.dumps(evil if where == "alone" else {**batch, where: evil}, protocol)
     contents = {**pickled_files("cifar10", random_arrays("cifar10")), "data_batch_1": data}
-    with pytest.raises(ValueError, match=r"data_batch_1 was not executed: it asks for \w+\.mkdir, which no CIFAR"):
+    with pytest.raises(ValueError, match=r"data_batch_1 was not unpickled: it refers to \w+\.mkdir, which no CIFAR"):
         get("cifar10", write_files(tmp_path / "mine", contents))
     assert not marker.exists()
     pickle.loads(data)
@@ -348,7 +348,7 @@ def test_a_malicious_pickle_is_refused_and_not_executed(tmp_path, protocol, wher
 def test_only_names_that_arrays_need_are_resolved(tmp_path, names):
     data = b"c" + names.replace(" ", "\n").encode() + b"\n."
     contents = {**pickled_files("cifar10", random_arrays("cifar10")), "test_batch": data}
-    with pytest.raises(ValueError, match=f"asks for {names.replace(' ', '.')}"):
+    with pytest.raises(ValueError, match=f"refers to {names.replace(' ', '.')}"):
         get("cifar10", write_files(tmp_path / "mine", contents))
 
 

@@ -124,7 +124,7 @@ class PartlyUnreadable(Noisy):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_items_of_a_dataset_are_left_out(workers):
     with pytest.warns(
-        UserWarning, match=r"2 of 30 items cannot be read and are left out, first item 3 \(no such file\)"
+        UserWarning, match=r"2 of 30 items cannot be read and are left out; the first is item 3 \(no such file\)"
     ):
         examples = from_dataset(PartlyUnreadable(), workers=workers)
     assert examples.indices.tolist() == [i for i in range(30) if i not in (3, 8)]

@@ -53,5 +53,5 @@ def test_sizes():
     data = two_view_digits(0, train=50, test=20)
     assert data.x_train.shape == (50, 8, 16)
     assert data.x_test["clean"].shape == (20, 8, 16)
-    with pytest.raises(ValueError, match="multiples of ten"):
+    with pytest.raises(ValueError, match="multiples of 10"):
         two_view_digits(0, train=55)

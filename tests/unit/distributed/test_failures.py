@@ -56,7 +56,7 @@ def test_a_rank_that_loses_the_connection_to_a_failed_one_is_silent():
     lost, failed = outcomes(RuntimeError("Connection closed by peer"), KeyError("defect"))
     assert isinstance(lost, AlreadyReported)
     assert isinstance(failed, KeyError)
-    assert failed.__notes__[0].startswith("This was rank 1 on ")
+    assert failed.__notes__[0].startswith("This error occurred on rank 1 on ")
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_the_seed_determines_it_and_the_global_generator_is_untouched():
         (torch.zeros(1, 8, 3), torch.zeros(8).long(), "there is only one"),
         (torch.zeros(2, 8, 3), torch.zeros(7).long(), "one for each example"),
         (torch.zeros(2, 8, 3), torch.zeros(8), "must be a tensor of integers"),
-        (torch.zeros(2, 8, 3), torch.arange(8), "several examples of a class"),
+        (torch.zeros(2, 8, 3), torch.arange(8), "at least two examples of some class"),
         (torch.zeros(2, 8, 3), -torch.ones(8).long(), "from 0"),
         (torch.full((2, 8, 3), math.nan), torch.zeros(8).long(), "finite"),
     ],
@@ -192,5 +192,5 @@ def test_invalid_options_are_refused(options):
 
 def test_too_few_examples_of_each_class_are_refused():
     y = torch.cat([torch.zeros(4), torch.arange(1, 9)]).long()
-    with pytest.raises(ValueError, match="No two examples of the test part are of one class"):
+    with pytest.raises(ValueError, match="No two examples of the test part have the same class"):
         conditional_redundancy(torch.randn(2, 12, 3), y, steps=1, seed=1)

@@ -94,7 +94,7 @@ def test_detection_agrees_with_scikit_learn():
 
 
 def test_detection_by_hand():
-    found = ev.detection(inside=rows(1.0, 2.0, 3.0), outside=rows(2.0, 4.0))
+    found = ev.detection(uncertainty_in=rows(1.0, 2.0, 3.0), uncertainty_out=rows(2.0, 4.0))
     assert found.auroc == pytest.approx((1 + 0.5 + 0 + 3) / 6)
     assert found.aupr == pytest.approx(0.5 * 1 + 0.5 * (2 / 4))
     assert found.fpr95 == pytest.approx(2 / 3)
@@ -146,14 +146,14 @@ def test_confidence_beyond_the_precision_of_one_is_still_ordered():
 
 def test_bad_sets_are_refused():
     p = random_predictions(members=3)[0].exp()
-    with pytest.raises(ValueError, match="Both sets must be of the same members and classes"):
+    with pytest.raises(ValueError, match="Both sets must have the same numbers of members and classes"):
         ev.out_of_distribution(p, p[:2])
     with pytest.raises(ValueError, match="member_probs must have shape"):
         ev.out_of_distribution(p[0], p[0])
     for bad in (torch.zeros(0), torch.zeros(2, 2), torch.tensor([math.nan])):
-        with pytest.raises(ValueError, match=r"outside must be a tensor of numbers \(B,\), not empty"):
+        with pytest.raises(ValueError, match=r"uncertainty_out must be a tensor of numbers \(B,\), not empty"):
             ev.detection(torch.zeros(3), bad)
-    with pytest.raises(ValueError, match=r"inside must be a tensor of numbers \(B,\)"):
+    with pytest.raises(ValueError, match=r"uncertainty_in must be a tensor of numbers \(B,\)"):
         ev.detection(torch.zeros(3).numpy(), torch.zeros(3))
 
 

@@ -62,7 +62,7 @@ def test_folders_without_a_finished_run_are_refused(runs, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="is a file; give the folder of a run"):
         read_run(tmp_path / "file")
-    with pytest.raises(ValueError, match=r"holds no run: it has no recipe\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no recipe\.json"):
         read_run(tmp_path)
     broken = tmp_path / "broken"
     shutil.copytree(runs[0], broken)
@@ -85,7 +85,7 @@ def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
     shutil.copytree(runs[0], tmp_path / "run")
     path = tmp_path / "run" / f"{name}.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"{name}\.json is not what `featureflock train` writes"):
+    with pytest.raises(ValueError, match=rf"{name}\.json is not a file that `featureflock train` wrote"):
         read_run(tmp_path / "run")
     if name == "environment":
         path.unlink()

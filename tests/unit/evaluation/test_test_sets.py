@@ -273,7 +273,7 @@ def test_data_that_are_not_images_have_neither_corruptions_nor_ood_sets():
     splits = CustomData(train=(x, y), test=(x, y)).load()
     logged = []
     assert by_name(splits, FOG, logged=logged) == {}
-    assert logged == ["No corruptions: they need images stored as bytes."]
+    assert logged == ["Corruptions are skipped: they need images stored as uint8."]
     assert list(sets.ood_test_sets(splits, OTHER, EvaluationProtocol())) == []
     with pytest.raises(ValueError, match="need image data"):
         list(sets.ood_test_sets(splits, OTHER, EvaluationProtocol(ood=("noise",))))
@@ -306,7 +306,7 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
     ("fields", "message"),
     [
         ({"corruptions": ("fogg",)}, "did you mean fog"),
-        ({"severities": (0,)}, "severities must be among 1 to 5; got 0"),
+        ({"severities": (0,)}, "severities must be from 1 to 5; got 0"),
         ({"examples": 1}, "examples must be at least 2"),
         ({"corrupted_examples": 1}, "corrupted_examples must be at least 2"),
         ({"maps": -1}, "maps must be at least 0"),
