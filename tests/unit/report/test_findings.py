@@ -54,7 +54,7 @@ def test_one_method_is_compared_with_its_members():
 
 def test_without_deep_ensembles_nothing_is_compared():
     results = results_of(group("A", {"nll": 0.1}), group("B", {"nll": 0.2}))
-    assert texts(results)[-1] == "No run of Deep Ensembles shares a seed with another method, so none are compared."
+    assert texts(results)[-1] == "No Deep Ensembles run shares a seed with another method, so none are compared."
 
 
 def test_many_intervals_come_with_a_warning():
