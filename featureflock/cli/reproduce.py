@@ -135,7 +135,7 @@ def write_pages(console: Console, status: StudyStatus, folder: Path) -> None:
     """Write the report page of a complete study, or one per data set in subfolders."""
     for evaluation in status.evaluations:
         several = len(status.evaluations) > 1
-        target = folder / evaluation.results.data.lower() if several else folder
+        target = folder / evaluation.results.data.lower().replace(" ", "-") if several else folder
         page = write_report(evaluation.results, evaluation.images, target)
         console.print(f"wrote {page}, results.json, table.md and table.tex", soft_wrap=True)
 

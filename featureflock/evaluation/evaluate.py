@@ -214,7 +214,7 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
     maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
     figure, drawn = draw_cam_figure(maps, plan.splits.test)
     results = EvaluationResults(
-        data=type(plan.data).__name__,
+        data=_data_name(plan.data),
         classes=plan.splits.classes,
         class_names=list(plan.splits.class_names),
         examples=next(iter(runs.values())).clean.examples,
@@ -236,3 +236,9 @@ def _names(runs: list[TrainedRun]) -> list[str]:
     while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
         depth += 1
     return ["/".join(part[-depth:]) for part in parts]
+
+
+def _data_name(data: DataSet) -> str:
+    """CIFAR10, or HeldOut CIFAR10 for a data set that wraps another."""
+    wrapped = [_data_name(part) for part in vars(data).values() if isinstance(part, DataSet)]
+    return " ".join([type(data).__name__, *wrapped])

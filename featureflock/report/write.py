@@ -51,9 +51,10 @@ def write_tables(results: EvaluationResults, images: Mapping[str, bytes], folder
         f"% {latex_text(title)}, by featureflock {__version__}. "
         "Needs \\usepackage{booktabs}, and \\usepackage{amssymb} for triangles.\n"
     )
+    parts = [f"# {title}\n", *(f"## {table.title}\n\n{markdown(table)}" for table in tables)]
     files = {
         "results.json": json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n",
-        "table.md": f"# {title}\n\n" + "\n".join(f"## {table.title}\n\n{markdown(table)}" for table in tables),
+        "table.md": "\n".join([*parts, *(f"{note}\n" for note in results.notes)]),
         "table.tex": "\n".join([comment, *map(latex, tables)]),
     }
     for name, data in images.items():
