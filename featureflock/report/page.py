@@ -34,7 +34,8 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
     """All tables and figures that there are results for."""
     rows = report_rows(results)
     ensembles = any(row.group.members > 1 for row in rows)
-    uncalibrated = metric_table(results, "uncalibrated", "Before calibration", metrics_in(results, "uncalibrated"))
+    before = metrics_in(results, "uncalibrated")
+    uncalibrated = metric_table(results, "uncalibrated", "Before calibration (raw), temperature and AURC", before)
     members = metric_table(results, "members", "Members and their diversity", metrics_in(results, "members"))
     severity = metric_table(results, "severities", "Means by severity", metrics_in(results, "severity"))
     ood = metric_table(results, "ood-summary", "OOD metrics", metrics_in(results, "ood"))

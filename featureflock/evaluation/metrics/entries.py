@@ -14,7 +14,7 @@ SCORES: dict[str, tuple[Any, ...]] = {
     "aurc": ("AURC", "cAURC", "lower", "fixed:4", "area under the risk-coverage curve"),
 }
 """Scores of one test set: title, title of the mean over corrupted test sets, better, format, meaning."""
-RAW = ("nll", "brier", "ece")
+RAW = ("nll", "brier", "ece", "aurc")
 """Those that are also shown without temperature scaling."""
 _MEAN, _BEST = "mean accuracy of the single members", "accuracy of the best member"
 

@@ -39,8 +39,15 @@ def test_every_value_of_a_summary_has_a_metric(run):
 
 def test_metrics_that_do_not_apply_are_left_out():
     summary = summarise(RunPredictions(predictions(0, members=1)))
-    expected = ["accuracy", "nll", "brier", "ece", "temperature", "raw_nll", "raw_brier", "raw_ece", "aurc"]
-    assert list(summary) == [*expected, "member_accuracy"]
+    raw = ["raw_nll", "raw_brier", "raw_ece", "raw_aurc"]
+    assert list(summary) == ["accuracy", "nll", "brier", "ece", "temperature", *raw, "aurc", "member_accuracy"]
+
+
+def test_metrics_that_depend_on_the_temperature_name_their_uncalibrated_version(run):
+    """Their value changes with the temperature; that of accuracy does not."""
+    for key in ("nll", "brier", "ece", "aurc", "corrupted_nll", "corrupted_aurc", "nll_at_severity_5"):
+        assert find_metric(key).uncalibrated in summarise(run), key
+    assert find_metric("accuracy").uncalibrated == find_metric("corrupted_accuracy").uncalibrated == ""
 
 
 def test_means_over_corrupted_sets_and_over_one_severity(run):
