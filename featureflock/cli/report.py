@@ -40,7 +40,11 @@ def main(args: list[str]) -> None:
         evaluation = run_evaluation(options, console)
         page = write_report(evaluation.results, evaluation.images, out)
     else:
-        page = write_report(*read_report(source), out)
+        results, images = read_report(source)
+        try:
+            page = write_report(results, images, out)
+        except (LookupError, AssertionError) as error:
+            raise ValueError(f"{source} lacks values of the report; was it edited? Evaluate the runs again.") from error
     console.print(f"wrote {page}, and beside it results.json, table.md, table.tex and figures/", soft_wrap=True)
     if options.open and not webbrowser.open(page.absolute().as_uri()):
         console.print(f"No browser was found; open {page} yourself.", soft_wrap=True)

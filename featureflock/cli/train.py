@@ -112,6 +112,8 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     ]
     if has_tensorboard():
         lines.append(f"  tensorboard --logdir {shlex.quote(str(out.parent))}   shows the learning curves")
+    else:
+        lines.append('  TensorBoard, for learning curves, is not installed: pip install "featureflock[tensorboard]"')
     baseline = "feature-wgd" if isinstance(recipe.method, DeepEnsembles) else "deep-ensembles"
     command = train_command(name, flags, {"method", "mesh", "out", "resume"}, ["--method", baseline])
     lines.append(f"Next, to compare: {command}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from featureflock.core import KERNELS, PRIORS, RULES
 from featureflock.ensemble.execution import own_attributes
-from featureflock.utils.registry import Registry
+from featureflock.utils.registry import PLUGINS, Registry
 
 _REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (PRIORS, KERNELS, RULES)}
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
@@ -171,8 +171,9 @@ class ModuleDecoder:
                 importlib.import_module(name.rpartition(".")[0])
             self._classes = _known_classes()
         if name not in self._classes:
-            which = f"modules of class {name}, which this program has not imported; import it first"
-            raise UnknownClassError(f"The ensemble has {which}, or {USE_INTO}.")
+            which = f"modules of class {name}, which this program has not imported"
+            advice = f"import it first (commands import the modules named in {PLUGINS})"
+            raise UnknownClassError(f"The ensemble has {which}; {advice}, or {USE_INTO}.")
         return self._classes[name]
 
 

@@ -217,14 +217,18 @@ class EvaluationResults:
         """Results from parsed JSON; another schema version is refused."""
         version = value.get("schema_version") if isinstance(value, Mapping) else None
         if version != SCHEMA_VERSION:
-            raise ValueError(f"This is schema version {version}, not {SCHEMA_VERSION}; evaluate the runs again.")
+            raise ValueError(f"This is schema version {version!r}, not {SCHEMA_VERSION}; evaluate the runs again.")
         return cast("EvaluationResults", from_json(cls, dict(value), where="results"))
 
     @classmethod
     def read(cls, path: Path) -> "EvaluationResults":
         """Results from a results.json file."""
         try:
-            value = json.loads(path.read_bytes())
+            value = json.loads(path.read_bytes(), parse_constant=_refuse)
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON; evaluate the runs again.") from error
         return cls.from_json(value)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"JSON has no {constant}.")

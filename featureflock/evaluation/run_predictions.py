@@ -154,4 +154,4 @@ def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) 
 def _curve(r: metrics.Reliability) -> schema.ReliabilityCurve:
     """As lists; NaN, for empty bins, becomes None, because JSON has no NaN."""
     confidence, accuracy = ([None if x != x else x for x in part.tolist()] for part in (r.confidence, r.accuracy))
-    return schema.ReliabilityCurve(r.edges.tolist(), r.count.tolist(), confidence, accuracy)
+    return schema.ReliabilityCurve(r.edges.tolist(), r.count.double().tolist(), confidence, accuracy)

@@ -12,6 +12,7 @@ from featureflock.methods import METHODS
 from featureflock.training.build import rebuild
 from featureflock.training.recipe import UnregisteredComponentError, data_set_from_json
 from featureflock.training.run_folder import RunFolder
+from featureflock.utils.registry import PLUGINS
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +51,9 @@ class TrainedRun:
         try:
             return data_set_from_json(self.recipe["data"])
         except UnregisteredComponentError as error:
-            what = (
-                f"{self} was trained on custom data ({self.recipe['data']['class']}), which its folder does not contain"
-            )
-            raise ValueError(f"{what}; call featureflock.evaluation.evaluate_runs with data=… instead.") from error
+            what = f"{self} was trained on custom data ({self.recipe['data']['class']}), which are not in its folder"
+            advice = f"name the module that registers the data set in {PLUGINS}, or call featureflock.evaluation."
+            raise ValueError(f"{what}; {advice}evaluate_runs with data=… instead.") from error
 
 
 _FREE_FIELDS = ("seed", "data.folder", "data.workers")

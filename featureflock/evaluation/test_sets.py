@@ -162,6 +162,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
         names = dict.fromkeys(generated)
         which = "" if len(names) == len(set(protocol.corruptions)) else f": {', '.join(names)}"
         frost = f"; frost is generated from {frost_source()}" if "frost" in generated else ""
+        frost += " (for photographs: pip install featureflock[frost])" if "procedural" in frost else ""
         log(f"Corrupted test images are generated with seed {_SEED}{which}{frost}.")
         if published and test.shape[0] == 3:
             log(f"To generate them once for all runs: featureflock data corrupt {published}")

@@ -168,10 +168,12 @@ def _identify(value: Any) -> Any:
 
 
 def _find_component(name: str) -> type:
-    for registry in (DATA_SETS, MODELS, METHODS, PRIORS, KERNELS, RULES):
-        for component in registry.values():
-            if component.__name__ == name:
-                return cast(type, component)
+    registries = (DATA_SETS, MODELS, METHODS, PRIORS, KERNELS, RULES)
+    found = [component for registry in registries for component in registry.values() if component.__name__ == name]
+    if len(found) > 1:
+        raise ValueError(f"Two registered components have the class name {name}; rename one of the classes.")
+    if found:
+        return cast(type, found[0])
     raise UnregisteredComponentError(
         f"The recipe's component {name} is not registered; register it in a module named in {PLUGINS}."
     )

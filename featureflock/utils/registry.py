@@ -6,12 +6,14 @@
 
 The command line, recipes, tables and docs list the components of a registry. Every command imports the modules named in
 the environment variable FEATUREFLOCK_PLUGINS (separated by commas), which can register user-defined components.
+Python's path and then the current folder are searched for them.
 """
 
 import difflib
 import importlib
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
@@ -38,7 +40,10 @@ class Registry(dict[str, T]):
         return add
 
     def add(self, name: str, component: T) -> None:
-        """Add a component under `name`, which must not be in use."""
+        """Add a component. Neither `name` nor the name of its class, which recipes store, may be in use."""
+        classes = {entry.__name__: entry for entry in self.values() if isinstance(entry, type)}
+        if isinstance(component, type) and classes.get(component.__name__, component) is not component:
+            raise ValueError(f"There is already a {self.kind} of class {component.__name__}; rename the class.")
         if self.setdefault(name, component) is not component:
             raise ValueError(f"There is already a {self.kind} called {name!r}; choose another name.")
 
@@ -66,8 +71,12 @@ def import_submodules(package: str, path: list[str]) -> None:
 
 def load_plugins() -> None:
     """Import the modules named in FEATUREFLOCK_PLUGINS."""
-    for name in os.environ.get(PLUGINS, "").replace(",", " ").split():
+    names = os.environ.get(PLUGINS, "").replace(",", " ").split()
+    if names and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(f"The plug-in {name} named in {PLUGINS} cannot be imported: {error}") from error
+        except Exception as error:
+            kind = "" if isinstance(error, ImportError | ValueError) else f"{type(error).__name__}: "
+            raise ValueError(f"The plug-in {name} named in {PLUGINS} cannot be imported: {kind}{error}") from error

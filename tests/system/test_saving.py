@@ -37,7 +37,7 @@ def test_another_process_gets_the_same_bits_and_must_import_user_defined_classes
             print(error)
     """
     message = python(script, tmp_path / "ens", tmp_path / "io.pt", tmp_path / "user-defined")
-    assert "UserDefined, which this program has not imported; import it first" in message
+    assert "UserDefined, which this program has not imported; import it first (commands import the modules" in message
 
 
 def test_killed_while_saving(tmp_path):

@@ -13,6 +13,7 @@ A family is one entry for several numbers, such as the AUROC for each OOD set. I
     METRICS.add("auroc_{}", Metric("auroc_{}", "AUROC {}, %", "higher", "percent:1", auroc, parts=lambda run: run.ood))
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -51,6 +52,12 @@ class Metric:
     uncalibrated: str = ""
     """Key of the same metric before temperature scaling, to rely on where the temperature is at its bound."""
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(fixed|percent):\d", self.format):
+            raise ValueError(f'A format is like "fixed:4" or "percent:2"; the metric {self.key} has {self.format!r}.')
+        if self.parts is not None and "{}" not in self.key:
+            raise ValueError(f"The key of a metric with parts contains {{}} in place of the part; got {self.key!r}.")
+
     @property
     def percent(self) -> bool:
         return self.format.startswith("percent")
@@ -88,6 +95,9 @@ def summarise(run: "RunPredictions") -> dict[str, float]:
     summary = {}
     for metric in METRICS.values():
         for one in [metric] if metric.parts is None else [metric.part(name) for name in metric.parts(run)]:
-            if (value := one.compute(run)) is not None:
-                summary[one.key] = value
+            if (value := one.compute(run)) is None:
+                continue
+            if not math.isfinite(value):
+                raise ValueError(f"The metric {one.key} is {value}; return None where it does not apply.")
+            summary[one.key] = float(value)
     return summary

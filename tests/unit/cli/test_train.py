@@ -243,6 +243,15 @@ def test_the_suggested_command_differs_in_the_method_only():
 # Runs
 
 
+def test_without_tensorboard_the_command_that_installs_it_is_printed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    words = ["train", "digits", "--members", "1", "--epochs", "1", "--subset", "100", "--out", str(tmp_path / "run")]
+    code, out, _ = flock(monkeypatch, capsys, *words)
+    assert code == 0
+    assert 'is not installed: pip install "featureflock[tensorboard]"' in out
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
 def test_a_run_prints_its_progress_and_writes_tensorboard_curves(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["train", "digits", "--members", "2", "--epochs", "2", "--subset", "300", "--validation", "100"]

@@ -225,6 +225,7 @@ def test_results_are_json_without_paths(results, tmp_path_factory):
     assert results.runs[0].recipe["seed"] == 0
     assert results.provenance["machine"]["cores"]
     assert EvaluationResults.from_json(json.loads(text)) == results
+    assert json.dumps(EvaluationResults.from_json(json.loads(text)).to_json()) == text  # as a report writes it
 
 
 def test_the_deep_ensembles_that_share_seeds_and_recipe_are_compared_with(runs, tmp_path):

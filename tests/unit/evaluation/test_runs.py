@@ -100,7 +100,10 @@ def test_custom_data_must_be_given(tmp_path):
         SMALL, data=data, model=MLPConfig((8,)), method=DeepEnsembles(), epochs=1, subset=None, validation=0
     )
     train(recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"was trained on custom data \(CustomData\).* with data=… instead"):
+    with pytest.raises(
+        ValueError,
+        match=r"custom data \(CustomData\).* FEATUREFLOCK_PLUGINS, or .* with data=… instead",
+    ):
         read_run(tmp_path / "run").data()
 
 

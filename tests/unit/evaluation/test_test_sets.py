@@ -315,3 +315,10 @@ def test_imagenet_c_is_read_from_its_tree(tmp_path):
 def test_a_wrong_protocol_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         EvaluationProtocol(**fields)
+
+
+def test_without_photographs_of_frost_the_command_that_installs_them_is_logged(grey, monkeypatch):
+    logged = []
+    monkeypatch.setattr(sets, "frost_source", lambda: "procedural textures")
+    by_name(grey, EvaluationProtocol(corruptions=("frost",), severities=(1,)), logged=logged)
+    assert "procedural textures (for photographs: pip install featureflock[frost])." in logged[0]

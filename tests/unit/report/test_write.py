@@ -1,6 +1,7 @@
 """Reports as files: everything is written from results and images, and can be written again from results.json."""
 
 import json
+import math
 import re
 import shutil
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 from helpers.made_evaluations import make_images, make_results
 from PIL import Image
 
+from featureflock.cli.report import main as report_command
 from featureflock.evaluation.results import EvaluationResults
 from featureflock.report import read_report, write_report, write_tables
 from featureflock.report.page import build_sections, render_page
@@ -84,6 +86,7 @@ def truncate(file):
             lambda f: damage(f / "results.json", classes="ten"),
             r"results\.json: results\.classes must be int; got 'ten'",
         ),
+        (lambda f: damage(f / "results.json", provenance={"x": math.nan}), r"results\.json is not valid JSON"),
         (lambda f: damage(f / "results.json", runs=[]), r"no run 'Deep Ensembles-0'.*evaluate the runs again"),
         (lambda f: (f / "results.json").unlink(), r"results\.json cannot be read \(No such file"),
         (lambda f: (f / "images" / "maps.png").unlink(), r"maps\.png, named in results\.json, is missing; evaluate"),
@@ -91,13 +94,24 @@ def truncate(file):
         (lambda f: Image.new("L", (8, 8)).save(f / "images" / "maps.png", "GIF"), r"maps\.png, .* is not a PNG image"),
         (lambda f: shutil.rmtree(f / "images"), r"disputed-10\.png, named in results\.json, is missing"),
     ],
-    ids=["version", "list", "cut", "type", "no runs", "no file", "no image", "truncated", "GIF", "no images"],
+    ids=["version", "list", "cut", "type", "NaN", "no runs", "no file", "no image", "truncated", "GIF", "no images"],
 )
 def test_damaged_results_are_reported_in_one_sentence(written, tmp_path, spoil, message):
     spoil(written)
     with pytest.raises(ValueError, match=message) as error:
         write_report(*read_report(written), tmp_path / "again")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"groups": []}, {"clean": {"calibrated": {}, "raw": {}, "temperatures": [], "examples": 1}}], ids=str
+)
+def test_the_command_refuses_results_without_the_values_of_the_report(written, tmp_path, changes):
+    content = json.loads((written / "results.json").read_text())
+    (content if "groups" in changes else content["runs"][0]).update(changes)
+    (written / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"results\.json lacks values of the report; .* Evaluate the runs again\."):
+        report_command([str(written), "--out", str(tmp_path / "again")])
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "a/b.png"])

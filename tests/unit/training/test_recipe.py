@@ -10,7 +10,7 @@ from helpers.short_runs import METHODS, SHORT
 from torch import nn
 
 import featureflock as ff
-from featureflock.data import CIFAR10, CustomData, EpochKey, HeldOut, ImageFolder
+from featureflock.data import CIFAR10, DATA_SETS, CustomData, EpochKey, HeldOut, ImageFolder
 from featureflock.ensemble import saving
 from featureflock.methods import FeatureWGD, Single
 from featureflock.models import CNNConfig, CustomModelConfig, FastCNNConfig, MLPConfig, ResNetConfig
@@ -113,6 +113,13 @@ def test_unregistered_components_are_refused_with_advice(part, name):
 def test_wrong_json_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Recipe.from_json({**SHORT.to_json(), **change})
+
+
+def test_components_of_two_kinds_with_one_class_name_are_refused(monkeypatch):
+    """A data set called Cauchy must not become the prior of a recipe."""
+    monkeypatch.setitem(DATA_SETS, "cauchy", type("Cauchy", (CIFAR10,), {}))
+    with pytest.raises(ValueError, match="Two registered components have the class name Cauchy; rename one"):
+        through_json(SHORT)
 
 
 def test_differences_name_the_fields():

@@ -1,5 +1,7 @@
 """Registries, suggestions for mistyped names, and plug-ins."""
 
+import sys
+
 import pytest
 
 from featureflock.utils.registry import PLUGINS, Registry, import_submodules, load_plugins, unknown_name
@@ -44,6 +46,9 @@ def test_a_name_can_be_used_once():
     with pytest.raises(ValueError, match="already a shape called 'circle'; choose another name"):
         registry.add("circle", Shape)
     assert registry["circle"] is not Shape
+    with pytest.raises(ValueError, match="already a shape of class Circle; rename the class"):
+        registry.add("ellipse", type("Circle", (Shape,), {}))
+    assert "ellipse" not in registry
 
 
 def test_a_mistyped_name_gets_a_suggestion():
@@ -70,6 +75,36 @@ def test_plugins_are_imported(tmp_path, monkeypatch):
         load_plugins()
     monkeypatch.delenv(PLUGINS)
     load_plugins()
+
+
+def test_plugins_are_found_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "flock_plugin_here.py").write_text("LOADED = True")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(PLUGINS, raising=False)
+    load_plugins()
+    assert str(tmp_path) not in sys.path
+    monkeypatch.setenv(PLUGINS, "flock_plugin_here")
+    load_plugins()
+    assert sys.modules["flock_plugin_here"].LOADED
+    assert sys.path[-1] == str(tmp_path)  # last, so that it hides no installed module
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("x = (", r"SyntaxError: '\(' was never closed"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("import flock_missing", "No module named 'flock_missing'"),
+        ("raise ValueError('There is already a prior')", "There is already a prior"),
+    ],
+)
+def test_a_broken_plugin_is_named(tmp_path, monkeypatch, code, reason):
+    (tmp_path / "flock_plugin_broken.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(PLUGINS, "flock_plugin_broken")
+    with pytest.raises(ValueError, match=f"flock_plugin_broken named in {PLUGINS} cannot be imported: {reason}"):
+        load_plugins()
 
 
 def test_every_public_submodule_is_imported(tmp_path, monkeypatch):

@@ -93,3 +93,23 @@ def test_keys_are_valid_and_formats_have_digits():
 def test_values_are_printed_with_their_digits(value, sign, text):
     metric = Metric("key", "Title, %", "higher", "percent:1", lambda run: None)
     assert metric.text(value, sign) == text
+
+
+def test_values_of_user_defined_metrics_become_floats_and_must_be_finite(run, monkeypatch):
+    monkeypatch.setitem(METRICS, "half", Metric("half", "Half", "", "fixed:1", lambda run: torch.tensor(0.5)))
+    assert type(summarise(run)["half"]) is float
+    monkeypatch.setitem(METRICS, "rank", Metric("rank", "Rank", "", "fixed:1", lambda run: float("nan")))
+    with pytest.raises(ValueError, match="The metric rank is nan; return None where it does not apply"):
+        summarise(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "digits", "parts", "message"),
+    [
+        ("a", "percent", None, "the metric a has 'percent'"),
+        ("a", "fixed:1", lambda run: ["x"], "The key of a metric with parts contains {}"),
+    ],
+)
+def test_wrong_metrics_are_refused(key, digits, parts, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Metric(key, "A", "", digits, lambda *_: 0.0, parts=parts)
