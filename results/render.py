@@ -294,7 +294,7 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
     seeds = max(numbers["seeds"] for row in results["rows"] for numbers in row["ours"].values())
     corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
     parts = [
-        f"Ours at the {results['scale']} scale, the paper's at its own."
+        f"Ours at {results['scale']} scale, the paper's at full scale."
         if any(row["paper"] for row in results["rows"])
         else "",
         f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples"

@@ -40,9 +40,9 @@ class Options:
     seeds: int = 5
     """Number of seeds: initial weights and order of the data."""
     members: int = 5
-    """Members of each ensemble."""
+    """Number of members of each ensemble."""
     epochs: int = 60
-    """Passes over the 300 training images."""
+    """Number of passes over the 300 training images."""
     workers: int = os.cpu_count() or 1
     """Number of processes that train in parallel."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("featureflock-demo")

@@ -42,7 +42,7 @@ def read_flags(command: str, args: list[str], what: str, *extra: Field) -> tuple
     options: Any = tyro.cli(
         _options(recipe, extra),
         prog=f"featureflock {command} {name}",
-        description=f"{RECIPES[name].what} {what}Every field of the recipe is a flag.",
+        description=f"{RECIPES[name].description} {what}Every field of the recipe is a flag.",
         config=(tyro.conf.AvoidSubcommands,),
         args=flags,
     )

@@ -30,7 +30,7 @@ class Options:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …"), tyro.conf.Positional] = ()
-    """Studies to run, or all; --list shows them."""
+    """Studies to run, or `all`; --list shows the names."""
     scale: Scale = "smoke"
     """smoke: built-in digits, seconds. laptop: small networks on CIFAR-10, hours. paper: as in the paper, on GPUs."""
     seeds: int | None = None
@@ -38,14 +38,14 @@ class Options:
     workers: int = 1
     """Number of processes on this machine that train runs in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
-    """This is worker I of K that share the folder, on one machine or on many. Each worker starts with its own runs,
-    then helps the others."""
+    """Run as worker I of K that share the output folder, on one machine or several. Each worker starts with
+    its part of the runs, then helps the others."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("reproductions")
     """Folder for runs, tables and reports."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, …; auto: a CUDA GPU if there is one, else the CPU."""
     list: bool = False
-    """List the studies and what they cost."""
+    """List the studies and their costs."""
 
 
 def main(args: list[str]) -> None:

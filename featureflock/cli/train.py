@@ -63,7 +63,7 @@ def _list_recipes() -> None:
     console.print("usage: featureflock train NAME [FLAGS]\n\nTrain an ensemble with a recipe.")
     table = Table(Column("NAME", no_wrap=True), "description", box=box.SIMPLE_HEAD, show_edge=False)
     for name, entry in RECIPES.items():
-        table.add_row(name, entry.what)
+        table.add_row(name, entry.description)
     console.print(table)
     console.print(
         "\nfeatureflock train NAME --help lists the fields of a recipe, each of which is a flag. Examples:\n"

@@ -42,7 +42,7 @@ class Search:
     workers: int = 1
     """Number of processes on this machine that train candidates in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
-    """This is worker I of K that share the folder."""
+    """Run as worker I of K that share the output folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("tuning")
     """Folder for runs and tables. Runs that are finished there are not trained again."""
 

@@ -152,7 +152,7 @@ class SetWriter:
     count: int
     shape: tuple[int, ...]
     origins: dict[str, str]
-    """The corruptions, each with the material that it is made from if this differs between machines, else \"\"."""
+    """The corruptions, each with the source of its images if that differs between machines, else \"\"."""
     severities: tuple[int, ...]
     metadata: dict[str, Any]
     """Further entries of the manifest, equal for equal sets."""

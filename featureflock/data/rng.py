@@ -47,7 +47,7 @@ class Stream(IntEnum):
     # The discriminator of conditional redundancy, keys (seed, stream, step)
     REDUNDANCY_FIT = 1
     REDUNDANCY_ESTIMATE = 2
-    # Data of which there is one version, keys (stream, …)
+    # Data that do not depend on a seed, keys (stream, …)
     DIGITS_SPLIT = 0
     DATA_DEPENDENT_INIT = 3
     OOD_NOISE = 0x401

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 5.0
-"""Within this time, a live process sends a heartbeat, and all processes find an error that they have in common."""
+"""Time within which a live process sends a heartbeat, and all processes detect an error that they have in common."""
 _CONNECTION_WORDS = ("timed out", "timeout", "connection", "peer", "socket", "broken pipe")
 """A RuntimeError with one of these words means that the connection to another process was lost."""
 
@@ -52,7 +52,7 @@ def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout
     waiting = set(range(1, processes))
     while waiting:
         for r in [r for r in waiting if store.check([f"featureflock/request/{r}"])]:
-            requested_by = store.get(f"featureflock/request/{r}").decode()  # may have exited: then ask again
+            requested_by = store.get(f"featureflock/request/{r}").decode()  # a process may have exited: ask again
             store.set(f"featureflock/prefix/{requested_by}", name)
         waiting = {r for r in waiting if not store.check([f"featureflock/confirmed/{name}/{r}"])}
         if waiting and time.monotonic() > deadline:

@@ -46,9 +46,9 @@ class MeshShape:
     """Number of processes along each axis of the mesh. MeshShape(members=2, data=4) needs 8 processes."""
 
     members: int | None = None
-    """Processes that the members are divided among; None for the number of all processes divided by `data`."""
+    """Number of processes to divide the members among; None for all processes divided by `data`."""
     data: int = 1
-    """Processes that each batch is divided among."""
+    """Number of processes to divide each batch among."""
     timeout: float = 600.0
     """Seconds that a process waits for the others before it reports which of them are missing, and exits."""
 

@@ -74,7 +74,7 @@ class SingleViewScores:
 
 @dataclass(frozen=True)
 class ViewResults:
-    """Which view of the input drives the members; `member_share` is of the first of two views."""
+    """Which view of the input drives the members; `member_share` is the fraction for the first of two views."""
 
     only: dict[str, SingleViewScores]
     chance: float
@@ -145,7 +145,7 @@ class GroupResult:
     differences: dict[str, PairedDifference] = field(default_factory=dict)
     deep_ensemble_equivalent: float | str | None = None
     temperature_at_bound: bool = False
-    """Whether some run's temperature on the clean test set is at its bound; its calibrated NLL is not reliable then."""
+    """Whether a temperature on the clean test set is at its bound, so that the calibrated NLL is not reliable."""
     corrupted_temperature_at_bound: bool = False
 
 
@@ -159,7 +159,7 @@ class TestSetInfo:
     """clean, view, corrupted or ood."""
     examples: int
     source: str = ""
-    """Where it comes from, if that is worth a note."""
+    """Note on its origin, if it needs one."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class RunPredictions:
     corrupted: Mapping[str, Mapping[str, SetPredictions]] = field(default_factory=dict)
     """By corruption, then by severity."""
     ood: Mapping[str, SetPredictions] = field(default_factory=dict)
-    """By OOD set; their labels mean nothing."""
+    """By OOD set; labels are not used."""
     maps: Mapping[str, Tensor] = field(default_factory=dict)
     """Class activation maps (n, B, h, w) of some images, by kind of test set: clean, corrupted."""
 

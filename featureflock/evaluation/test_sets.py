@@ -81,7 +81,7 @@ class EvaluationSet:
     load: Callable[[Tensor], Examples]
     """The examples at some positions."""
     source: str = ""
-    """Where it comes from, if that is worth a note."""
+    """Note on its origin, if it needs one."""
 
     @property
     def name(self) -> str:

@@ -144,7 +144,7 @@ class TransportSettings:
     kernel: Kernel = RBF()
     """Kernel between particles."""
     rank: int | None = 5
-    """Dimension of the subspace in which members repel, at most the number of members; None for no projection."""
+    """Dimension of the subspace of the repulsion, at most the number of members; None for no projection."""
     subspace: Subspace = "dominant"
     """Subspace of the repulsion: the dominant directions, or the weakest ones as in the authors' code."""
     rule: Rule = WGD()
@@ -152,7 +152,7 @@ class TransportSettings:
     repulsion: float = 1.0
     """Strength of the repulsion, which is the temperature of the posterior; the paper uses 1."""
     reference_batch: int | None = None
-    """Batch size that `repulsion` refers to; other sizes keep its strength per example. None for no correction."""
+    """Batch size that `repulsion` was chosen for; for others its strength per example is preserved. None: no scaling."""
 
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
         """Particle layer with these hyper-parameters."""

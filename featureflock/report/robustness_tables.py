@@ -15,7 +15,7 @@ _DETECTION: dict[str, tuple[str, Better, str]] = {
     "fpr95": ("FPR95", "lower", "fraction of test inputs flagged when 95 % of the OOD inputs are"),
 }
 _HEAT = (0.25, 1.0, 3.0)
-"""Differences in percentage points from which a cell is coloured, more strongly each."""
+"""Thresholds in percentage points: a difference above each one gives a cell a stronger colour."""
 
 
 def corruption_table(rows: Sequence[ReportRow]) -> Table | None:

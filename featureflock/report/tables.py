@@ -32,7 +32,7 @@ class TableCell:
     spread: str = ""
     """Standard deviation over seeds."""
     detail: str = ""
-    """What follows the number, such as a confidence interval."""
+    """Text after the number, such as a confidence interval."""
     value: float | None = None
     """Sort key. Cells without one are sorted by their text, or last in a column of numbers."""
     best: bool = False
@@ -163,7 +163,7 @@ def beside_paper(results: dict[str, Any]) -> Table:
     seeds = max(value["seeds"] for row in rows for value in row["ours"].values())
     corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
     fewer = f" and {results['corrupted_examples']:,} of each corrupted test set" if corrupted else ""
-    scale = f"Ours at the {results['scale']} scale, the paper's at its own. " if any(r["paper"] for r in rows) else ""
+    scale = f"Ours at {results['scale']} scale, the paper's at full scale. " if any(r["paper"] for r in rows) else ""
     values = "Mean ± standard deviation over" if seeds > 1 else "Values of"
     note = f"{scale}{values} {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples{fewer}."
     note += " Our best values in bold."

@@ -25,15 +25,15 @@ def view_figure(rows: Sequence[ReportRow]) -> Figure | None:
     caption = (
         f"Each circle is a member: its accuracy where everything but the {names[0]} is blank, against its accuracy "
         f"where everything but the {names[1]} is blank. The diamond is the ensemble. Members that specialise would lie "
-        "at the lower right and the upper left. Dotted lines mark chance, where it lies within the axes. All seeds are "
-        "shown, and all panels have the same axes."
+        "at the lower right and the upper left. Dotted lines mark chance level, if it lies within the axes. All seeds "
+        "are shown, and all panels have the same axes."
     )
     return Figure("views", "Accuracy of members with one view", caption, panels, [])
 
 
 def view_tables(results: EvaluationResults) -> tuple[Table | None, Table | None]:
     """Metrics of views, and their differences vs Deep Ensembles; None if there are none."""
-    metrics, title = metrics_in(results, "views"), "Accuracy with one view, and what drives the members"
+    metrics, title = metrics_in(results, "views"), "Accuracy with one view, and which view drives the members"
     if not metrics:
         return None, None
     metrics = [METRICS["accuracy"], *metrics]

@@ -52,7 +52,7 @@ class StudyRun(NamedTuple):
 
     row: Row
     recipe: Recipe
-    """What is trained."""
+    """The recipe to train."""
     size: int
     """Members used: fewer than are trained where the row is a sub-ensemble of larger Deep Ensembles."""
     folder: Path

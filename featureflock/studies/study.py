@@ -120,7 +120,7 @@ class Study:
     laptop_examples: int | None = None
     """Test examples at laptop scale; None for all."""
     test_on: EvaluationProtocol | None = None
-    """What to test on at every scale; None to derive it from the columns."""
+    """Test sets at every scale; None to derive them from the columns."""
 
     def rows_at(self, scale: Scale) -> list[tuple[Row, Recipe]]:
         """The rows and their recipes with seed 0. Rows whose recipes coincide at a smaller scale appear once."""
@@ -135,7 +135,7 @@ class Study:
         return {"smoke": 2, "laptop": 3, "paper": self.seeds}[scale]
 
     def protocol(self, scale: Scale) -> EvaluationProtocol:
-        """What to test on: at smaller scales, a part of the test images or of the corrupted ones."""
+        """Test sets: at smaller scales, a part of the test images or of the corrupted ones."""
         if self.test_on is not None:
             return self.test_on
         groups = {find_metric(column).group for column in self.columns}

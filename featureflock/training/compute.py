@@ -1,7 +1,7 @@
 """How a recipe is computed: device, memory format, compilation, precision, processes.
 
 None of it changes the mathematics, but all of it changes rounding, so the choices are stored with each run. "auto" is
-the option that measured fastest (docs/decisions.md).
+the option that measured fastest (docs/notes/decisions.md).
 """
 
 import math
@@ -25,7 +25,7 @@ from featureflock.training.recipe import Precision
 Switch = Literal["auto", "on", "off"]
 
 _COMPILE_FLOPS = {"cpu": 2e13, "cuda": 2e15}
-"""FLOPs from which compiling, which takes most of a minute, pays off (docs/speed.md). For CUDA it is a guess."""
+"""FLOPs above which compilation, which takes most of a minute, saves time (docs/speed.md). For CUDA it is a guess."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ComputeConfig:
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints within an epoch. There is always one at the end of each epoch."""
     test_every: int = 0
-    """Evaluate on the test set every this many epochs; 0: only at the end of training."""
+    """Number of epochs between evaluations on the test set; 0: only at the end of training."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint_minutes >= 0 or self.test_every < 0:

@@ -92,7 +92,7 @@ def _train(
     state = initial_state(recipe, resolved.prepare(ens.shard(mesh)))
     with ExitStack() as stack:
         mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
-        result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have been faster
+        result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have finished it
         if result is not None:
             return result
         messages = mesh.rank_zero_first(lambda: _restore_checkpoint(run, state, identity))

@@ -64,7 +64,7 @@ class Recipe:
     decay_epochs: tuple[int, ...] = ()
     """Epochs, counted from 0, at the start of which the learning rate is multiplied by decay_ratio."""
     decay_ratio: float = 0.1
-    """Factor of each learning rate decay."""
+    """Factor that multiplies the learning rate at each decay."""
     momentum: float = 0.9
     """Momentum of SGD."""
     nesterov: bool = True
@@ -72,7 +72,7 @@ class Recipe:
     weight_decay: float = 5e-4
     """λ of the penalty (λ/2) ‖w‖² on all weights."""
     subset: int | None = None
-    """Train on this number of examples, balanced over classes."""
+    """Number of training examples to use, balanced over classes; None for all."""
     validation: int = 0
     """Number of training examples to hold out, balanced over classes, for validation after each epoch."""
     split_seed: int = 0

@@ -17,7 +17,7 @@ from featureflock.training.recipe import Recipe
 class NamedRecipe(NamedTuple):
     """A recipe and a one-line description of it."""
 
-    what: str
+    description: str
     recipe: Recipe
 
 
@@ -29,7 +29,7 @@ _CIFAR100 = replace(_CIFAR10, data=CIFAR100(), method=FeatureWGD(Cauchy(5e-3)), 
 _RESNET50 = Recipe(ImageFolder(), ResNetConfig(50), FeatureWGD(Cauchy(2e-3)), members=5)
 _IMAGENET = replace(_RESNET50, epochs=90, batch=256, decay_epochs=(30, 60), weight_decay=1e-4)
 _CNN = Recipe(model=CNNConfig(), members=5, epochs=20, decay_epochs=(10, 15))
-# An MLP without BatchNorm: at a learning rate of 0.1, some members never learn (docs/decisions.md).
+# An MLP without BatchNorm: at a learning rate of 0.1, some members never learn (docs/notes/decisions.md).
 _MLP = Recipe(Digits(), MLPConfig(), members=5, epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
 _FAST = Recipe(CIFAR10(padding=2), FastCNNConfig(), members=5, epochs=8, schedule="one-cycle", weight_decay=8e-4)
 _LAPTOP = replace(_FAST, data=CIFAR10(padding=0, flip=False), model=FastCNNConfig((8, 32, 64)), subset=5_000)

@@ -51,7 +51,7 @@ class PublishedSet:
     md5: Mapping[str, str] = field(default_factory=dict)
     """MD5 of official files called train and test, which need no other digest."""
     recipe: str = ""
-    """A recipe to begin with."""
+    """Name of a recipe to start with."""
 
     @property
     def classes(self) -> int:

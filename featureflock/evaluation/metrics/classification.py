@@ -76,11 +76,11 @@ def scores(log_probs: Tensor, labels: Tensor) -> Scores:
     return scores_of(torch.stack([correct, log_p_y, _distance(p, y), top, top_error(p)])[:, None])[0]
 
 
-def mean_scores(many: Sequence[Scores]) -> Scores:
+def mean_scores(each_set: Sequence[Scores]) -> Scores:
     """Mean of each metric over test sets; over 15 corruptions × 5 severities: cA, cNLL, cBrier and cECE."""
-    if not many:
+    if not each_set:
         raise ValueError("The mean of scores needs at least one test set; got none.")
-    return Scores(*(math.fsum(column) / len(many) for column in zip(*many, strict=True)))
+    return Scores(*(math.fsum(column) / len(each_set) for column in zip(*each_set, strict=True)))
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:

@@ -15,7 +15,7 @@ SCORES: dict[str, tuple[Any, ...]] = {
 }
 """Scores of one test set: title, title of the mean over corrupted test sets, better, format, meaning."""
 RAW = ("nll", "brier", "ece", "aurc")
-"""Those that are also shown without temperature scaling."""
+"""Scores that are also shown without temperature scaling."""
 _MEAN, _BEST = "mean accuracy of the single members", "accuracy of the best member"
 
 

@@ -48,7 +48,7 @@ class Metric:
     group: Group = "clean"
     """Which table it belongs to."""
     parts: Callable[["RunPredictions"], Iterable[str]] | None = None
-    """For a family: what `{}` stands for in a run."""
+    """For a family: the values of `{}` in a run."""
     uncalibrated: str = ""
     """Key of the same metric before temperature scaling, to rely on where the temperature is at its bound."""
 

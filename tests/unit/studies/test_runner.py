@@ -115,7 +115,7 @@ def test_the_command_prints_our_numbers_next_to_the_papers(tmp_path, capsys):
     assert results["rows"][1]["ours"]["accuracy"]["seeds"] == 2
     written = (out / "feature-map.md").read_text()
     assert "| paper |  | 77.6 | 0.883 |" in written
-    assert "Ours at the smoke scale, the paper's at its own." in written
+    assert "Ours at smoke scale, the paper's at full scale." in written
     for run in results["runs"]:
         lines = (out / run["folder"] / "metrics.jsonl").read_text().splitlines()
         assert run["train_accuracy"] == json.loads(lines[-1])["accuracy"] / 100
