@@ -82,7 +82,7 @@ def evaluate_runs(
     Args:
         folders: run folders of one data set: methods × seeds. Runs that differ in their seed alone are averaged, and
             differences vs Deep Ensembles are paired by seed.
-        protocol: what to test on.
+        protocol: the test sets to use.
         data: the data set, if the runs were trained on custom data.
         titles: row title of each run; by default its method and what tells groups of one method apart.
         compute: device, memory format and execution mode.

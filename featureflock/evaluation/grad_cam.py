@@ -9,7 +9,7 @@ and that the logits depend on. It is traced during the forward pass, whether mod
 residual network it is the output of the last ReLU, which is not a module there. With pooling and a linear head, w_k is
 the head's weight over hw, and the mean of Σ_k w_k A_k over the pixels is (y_c − bias)/hw.
 
-The paper does not say for which class. The default is the ensemble's prediction, because with each member's own
+The paper does not state for which class. The default is the ensemble's prediction, because with each member's own
 prediction, members that disagree get different maps for that reason alone.
 
 Shapes: n members, B images, C classes, k channels, h × w pixels of a map.

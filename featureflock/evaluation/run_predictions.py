@@ -4,7 +4,7 @@
     run.corrupted["fog"]["3"] the same for a corrupted test set; also run.views["left"] and run.ood["noise"]
     run.details.diversity     what is computed on the clean test set only
 
-Each number is computed once. Predictions on corrupted and OOD sets are loaded when they are used and not held.
+Each number is computed once. Predictions on corrupted and OOD sets are loaded when they are used and then released.
 
 Shapes: n members, B examples, C classes.
 """

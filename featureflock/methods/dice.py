@@ -199,7 +199,7 @@ def kl(mean_e: Tensor, log_variance_e: Tensor, mean_b: Tensor, log_variance_b: T
 def in_pairs(shuffled: Tensor, labels: Tensor) -> Tensor:
     """Reorder examples so that those of one class come in pairs; examples without a partner come last.
 
-    The second of a pair moves up to the first. Batches of an even size split no pair.
+    The second of a pair is moved to directly after the first. Batches of an even size split no pair.
     """
     by_class = labels[shuffled].argsort(stable=True)
     sizes = torch.bincount(labels)

@@ -31,7 +31,7 @@ def write_report(results: EvaluationResults, images: Mapping[str, bytes], folder
     Args:
         results: what to report.
         images: PNG files by the names that the results use.
-        folder: where to write; made if it does not exist.
+        folder: output folder; created if it does not exist.
     """
     write_tables(results, images, folder)
     sections = build_sections(results, images)
