@@ -103,7 +103,7 @@ def _options(recipe: Recipe, extra: tuple[Field, ...]) -> type:
     for path, choices in COMPONENTS.items():
         current = component_name(recipe, path)
         if current is not None:
-            help_text = f"Which {path.split('.')[-1]} to use; its options are flags too."
+            help_text = f"Name of the {path.split('.')[-1].replace('data', 'data set')}; its options are flags too."
             annotation = Annotated[Literal[tuple(choices)], tyro.conf.arg(name=path, help=help_text)]  # type: ignore[valid-type]
             fields.append((path.replace(".", "_") + "_name", annotation, dataclasses.field(default=current)))
     return dataclasses.make_dataclass("Options", [*fields, *extra], frozen=True)

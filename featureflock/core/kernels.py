@@ -40,6 +40,7 @@ class RBF:
     """k_ij = exp(−‖z_i − z_j‖² / ℓ), with ℓ from the median heuristic, as in the authors' code, or fixed."""
 
     bandwidth: Literal["median", "official"] | float = "median"
+    """ℓ: median as in the paper, official as in the authors' code, or a fixed number."""
 
     def __post_init__(self) -> None:
         ell = self.bandwidth

@@ -45,7 +45,7 @@ PRIORS: Registry[type[Prior]] = Registry("prior")
 class Cauchy:
     """The paper's default: heavy-tailed, so it hardly penalises large features. s(x) = −2 p x / (1 + p x²)."""
 
-    precision: float = 1e-3
+    precision: float = 1e-3  # Precision p = 1/σ²; 0 for no prior.
 
     def __post_init__(self) -> None:
         _check_precision(self)
@@ -59,7 +59,7 @@ class Cauchy:
 class Normal:
     """Weight decay on features. s(x) = −p x."""
 
-    precision: float = 1e-3
+    precision: float = 1e-3  # Precision p = 1/σ²; 0 for no prior.
 
     def __post_init__(self) -> None:
         _check_precision(self)

@@ -4,7 +4,7 @@
 
 Files are written atomically, so an interrupted evaluation resumes where it stopped. A file is valid for the weights and
 the test set that it names, if its content matches its digest, which is verified once per process and file. A file with
-more examples than are needed is used for those that are.
+more examples than needed is used too. `asked` has the positions of all examples requested, also of unreadable ones.
 
 Shapes: n members, B examples, C classes.
 """

@@ -152,7 +152,7 @@ class TransportSettings:
     repulsion: float = 1.0
     """Strength of the repulsion, which is the temperature of the posterior; the paper uses 1."""
     reference_batch: int | None = None
-    """Batch size that `repulsion` was tuned for; at others it is scaled to equal strength per example. None: unscaled."""
+    """Batch size that `repulsion` was tuned for; at others its strength per example is the same. None: no scaling."""
 
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
         """Particle layer with these hyper-parameters."""
