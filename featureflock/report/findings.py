@@ -87,14 +87,17 @@ def _versus_baseline(paired: Sequence[GroupResult], metrics: Sequence[Metric]) -
 
 
 def _outcome(group: GroupResult, metrics: Sequence[Metric]) -> str:
-    names: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    names: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "": []}
     for metric in metrics:
         difference = group.differences.get(metric.key)
         if difference is not None and metric.better:
-            outcome, unit = significance(metric, difference), " points" * metric.percent
+            equal = "equal" if difference.low is None and metric.text(difference.mean) != metric.text(0.0) else ""
+            outcome, unit = significance(metric, difference) or equal, " points" * metric.percent
             amount = f" ({metric.text(difference.mean, sign=True)}{unit})" if outcome else ""
             names[outcome].append(f"{_name(metric)}{amount}")
     parts = [f"significantly {side} on {in_words(names[side])}" for side in ("better", "worse") if names[side]]
+    if names["equal"]:
+        parts.append(f"the same difference on every seed, so not tested, on {in_words(names['equal'])}")
     if not parts:
         return "no significant difference on any metric."
     if names[""]:

@@ -30,6 +30,15 @@ def test_methods_without_a_significant_difference_share_a_sentence():
     assert "A and B vs Deep Ensembles, over 3 shared seeds: no significant difference on any metric." in texts(results)
 
 
+def test_equal_differences_are_named_and_neither_significant_nor_absent():
+    metrics, found = {"accuracy": 0.9, "nll": 0.3}, {"accuracy": (0.1, None, None), "nll": (1e-8, None, None)}
+    (_, last) = texts(results_of(group(BASELINE, metrics), compared("A", metrics, found)))
+    assert last.endswith(
+        "the same difference on every seed, so not tested, on accuracy (+10.00 points); no significant difference on "
+        "NLL."
+    )
+
+
 def test_two_seeds_are_too_few_to_call_a_difference_significant():
     apart = compared("A", {"nll": 0.1}, {"nll": (-1.0, -1.1, -0.9)}, seeds=2)
     (_, last) = texts(results_of(group(BASELINE, {"nll": 0.9}, seeds=2), apart))
