@@ -87,7 +87,7 @@ def main(args: list[str]) -> None:
         if len(values) > 1 and candidates[best].get(field) in (min(values), max(values)):
             console.print(f"This is the smallest or largest {field} tried; try values beyond it.", soft_wrap=True)
     flags = {"precision": "--method.prior.precision", "rank": "--method.rank", "repulsion": "--method.repulsion"}
-    words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:g}")]
+    words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:.15g}")]
     command = train_command(
         name, args[1:], {field.name.replace("_", "-") for field in dataclasses.fields(Search)}, words
     )
@@ -108,7 +108,7 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
     grid = {field: values for field, values in _grid(search).items() if values}
     for values in itertools.product(*grid.values()):
         given = dict(zip(grid, values, strict=True))
-        title = ", ".join(f"{field} {value:g}" for field, value in given.items()) or "unchanged"
+        title = ", ".join(f"{field} {value:.15g}" for field, value in given.items()) or "unchanged"
         candidates[title] = given
         rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, given))))
     if search.reference:

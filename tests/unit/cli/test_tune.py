@@ -62,6 +62,11 @@ def test_candidates_are_all_pairs():
     assert candidates["precision 0.001, repulsion 5"] == {"precision": 1e-3, "repulsion": 5}
 
 
+def test_candidates_that_differ_in_the_eighth_digit_are_told_apart():
+    _, candidates = make_study(RECIPES["digits-cnn"].recipe, Search(precisions=(0.12345678, 0.12345679, 1e-3)))
+    assert list(candidates) == ["precision 0.12345678", "precision 0.12345679", "precision 0.001"]
+
+
 @pytest.mark.parametrize(("by", "best"), [("nll", "b"), ("accuracy", "a"), ("ece", "a"), ("corrupted_accuracy", "b")])
 def test_the_best_is_lowest_or_highest(by, best):
     numbers = {
