@@ -31,7 +31,7 @@ Each image shows two scans of the same digit side by side, so either half determ
 
 @dataclass(frozen=True)
 class Options:
-    """Compare five methods on two-view digits, on built-in data, in about a minute.
+    """Compare five methods on two-view digits, a built-in data set, in about a minute.
 
     Each image shows two scans of the same digit side by side, so either half determines the class. The tables show the
     calibrated metrics of the paper; the report also shows how accurate the ensembles are with one half only.

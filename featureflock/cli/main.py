@@ -20,7 +20,7 @@ COMMANDS = {
     "train": "train an ensemble with a recipe; an interrupted run can be resumed exactly",
     "evaluate": "compute all metrics of trained runs: clean, corrupted and out-of-distribution",
     "report": "write a page with tables and figures that compares trained runs",
-    "tune": "choose prior precision and rank on held-out training examples",
+    "tune": "choose prior precision, rank and repulsion on held-out training examples",
     "reproduce": "train and evaluate a table or figure of the paper",
     "predict": "classify images with a trained run, with uncertainty",
     "demo": "compare five methods on built-in data, in about a minute",
