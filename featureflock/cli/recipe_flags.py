@@ -79,6 +79,8 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
         if not hasattr(owner, field):
             raise ValueError(f"{type(owner).__name__} has no {field}; leave out --{path}.")
         chosen: Any = choices[name]
+        if not _has_defaults(chosen):
+            raise ValueError(f"--{path} {name}: {chosen.__name__} must be a dataclass with a default for each field.")
         if not isinstance(getattr(owner, field), chosen):
             component = HeldOut(recipe.data) if chosen is HeldOut else chosen()  # of the recipe's data
             changed = replace(owner, **{field: component})
@@ -86,6 +88,15 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
     if isinstance(recipe.method, Single) and recipe.members is not None:
         recipe = replace(recipe, members=1)
     return recipe
+
+
+def _has_defaults(cls: Any) -> bool:
+    """Whether this is a dataclass that can be built without arguments."""
+    missing = dataclasses.MISSING
+    return dataclasses.is_dataclass(cls) and not any(
+        field.init and field.default is missing and field.default_factory is missing
+        for field in dataclasses.fields(cls)
+    )
 
 
 def _value_of(flag: str, flags: list[str]) -> str | None:

@@ -28,6 +28,7 @@ _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dty
 _FUNCTIONS = {f"F.{k}": f for k, f in vars(nn.functional).items() if inspect.isroutine(f) and not k.startswith("_")}
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "cos", "exp", "erf")
 _FUNCTIONS |= {k: getattr(torch, k) for k in _ACTIVATIONS}
+_IMPORT = f"import it first (commands import the modules named in {PLUGINS})"
 USE_INTO = "build the ensemble with your code and call load(folder, into=ensemble)"
 
 
@@ -146,8 +147,8 @@ class ModuleDecoder:
             return _SEQUENCES[tag]([self._value(v) for v in content])
         if tag in _REGISTRIES:
             if content not in _REGISTRIES[tag]:
-                which = f"a {tag} {content!r}, which is not registered; import the module that registers it"
-                raise UnknownClassError(f"The ensemble has {which}, or {USE_INTO}.")
+                which = f"a {tag} {content!r}, which is not registered"
+                raise UnknownClassError(f"The ensemble has {which}; {_IMPORT}, or {USE_INTO}.")
             return _REGISTRIES[tag][content](**self._value(fields[0]))
         decoders: dict[str, Callable[[str], Any]] = {
             "float": float,
@@ -172,8 +173,7 @@ class ModuleDecoder:
             self._classes = _known_classes()
         if name not in self._classes:
             which = f"modules of class {name}, which this program has not imported"
-            advice = f"import it first (commands import the modules named in {PLUGINS})"
-            raise UnknownClassError(f"The ensemble has {which}; {advice}, or {USE_INTO}.")
+            raise UnknownClassError(f"The ensemble has {which}; {_IMPORT}, or {USE_INTO}.")
         return self._classes[name]
 
 

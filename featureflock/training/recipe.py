@@ -113,7 +113,10 @@ class Recipe:
 
     def splits(self) -> Splits:
         """Load the data set, split into training, validation and test examples."""
-        return self.data.load().split(validation=self.validation, subset=self.subset, seed=self.split_seed)
+        splits = self.data.load()
+        if not isinstance(splits, Splits):
+            raise ValueError(f"{type(self.data).__name__}.load must return Splits; got {type(splits).__name__}.")
+        return splits.split(validation=self.validation, subset=self.subset, seed=self.split_seed)
 
     def learning_rate_at(self, epoch: float) -> float:
         """Learning rate after a number of epochs, which may be fractional."""

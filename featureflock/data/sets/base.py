@@ -28,6 +28,13 @@ class Splits:
     views: tuple[View, ...] = ()
     """Parts of the inputs each of which suffices to predict the class, if there are any."""
 
+    def __post_init__(self) -> None:
+        for part in filter(None, (self.train, self.test, self.validation)):
+            if (label := int(part.labels.max())) >= self.classes:
+                raise ValueError(f"The labels of {self.classes} classes are 0 to {self.classes - 1}; got {label}.")
+        if len(self.class_names) not in (0, self.classes):
+            raise ValueError(f"Give a name for each of {self.classes} classes or none; got {len(self.class_names)}.")
+
     def split(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """Hold `validation` examples out of the training set, and train on `subset` of the rest.
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ import featureflock as ff
 from featureflock.cli import train as command
 from featureflock.cli.main import COMMANDS, main
 from featureflock.cli.recipe_flags import train_command
+from featureflock.core import PRIORS
 from featureflock.data import MNIST, HeldOut
 from featureflock.methods import METHODS, FeatureMAP, FeatureWGD, Single
 from featureflock.models import MODELS, CNNConfig, WideResNetConfig
@@ -238,6 +240,24 @@ def test_the_suggested_command_differs_in_the_method_only():
     wanted = "featureflock train digits --members 3 --decay-epochs 2 3 --seed 4 --method deep-ensembles"
     without = {"method", "mesh", "out", "resume"}
     assert train_command("digits", flags, without, ["--method", "deep-ensembles"]) == wanted
+
+
+class NoDataclass:
+    def score(self, x):
+        return -x
+
+
+@dataclass(frozen=True)
+class NoDefault(NoDataclass):
+    scale: float
+
+
+@pytest.mark.parametrize("prior", [NoDataclass, NoDefault])
+def test_components_that_cannot_be_flags_are_refused(prior, monkeypatch, capsys):
+    monkeypatch.setitem(PRIORS, "mine", prior)
+    code, _, errors = flock(monkeypatch, capsys, "train", "digits", "--method.prior", "mine")
+    expected = f"--method.prior mine: {prior.__name__} must be a dataclass with a default for each field."
+    assert (code, errors) == (1, f"featureflock: {expected}\n")
 
 
 # Runs

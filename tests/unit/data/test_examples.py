@@ -81,3 +81,16 @@ def test_a_small_class_is_used_completely():
 def test_impossible_subsets_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must .*100|must .*99"):
         splits(torch.arange(100) % 10).split(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "message"),
+    [
+        ([0, 1, 3], (), "The labels of 3 classes are 0 to 2; got 3"),
+        ([0, 1, 2], ("cat", "dog"), "a name for each of 3 classes or none; got 2"),
+    ],
+)
+def test_labels_and_class_names_must_match_the_number_of_classes(labels, names, message):
+    right, given = (TensorExamples(torch.zeros(3, 2), torch.tensor(y)) for y in ([0, 1, 2], labels))
+    with pytest.raises(ValueError, match=message):
+        Splits(right, given, classes=3, class_names=names)

@@ -146,6 +146,12 @@ def test_arrays_and_functions_are_told_apart_by_digest_and_name():
     }
 
 
+def test_data_sets_must_load_splits(monkeypatch):
+    monkeypatch.setattr(type(SHORT.data), "load", lambda self: (torch.zeros(4, 2), torch.arange(4)))
+    with pytest.raises(ValueError, match=r"\.load must return Splits; got tuple"):
+        SHORT.splits()
+
+
 # Rebuilding
 
 
