@@ -83,8 +83,9 @@ def read_run(folder: Path | str) -> TrainedRun:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
     recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))
+    finished = isinstance(result, dict) and {"train", "test"} <= result.keys()
     complete = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
-    for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", bool(result))):
+    for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", finished)):
         if not valid:
             raise ValueError(f"{run.path / name}.json is not a file that `featureflock train` wrote; was it modified?")
     return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)

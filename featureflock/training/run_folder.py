@@ -133,6 +133,8 @@ class RunFolder:
         """Return the content of a JSON file."""
         try:
             return json.loads((self.path / name).read_bytes())
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.path / name} is missing; train the run again in another folder.") from error
         except ValueError as error:
             raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
 

@@ -80,7 +80,7 @@ def test_folders_without_a_finished_run_are_refused(runs, tmp_path):
         read_run(broken)
 
 
-@pytest.mark.parametrize(("name", "text"), [("recipe", "[]"), ("environment", "{}"), ("result", "{}")])
+@pytest.mark.parametrize(("name", "text"), [("recipe", "[]"), ("environment", "{}"), ("result", '{"test": {}}')])
 def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
     shutil.copytree(runs[0], tmp_path / "run")
     path = tmp_path / "run" / f"{name}.json"
@@ -89,7 +89,7 @@ def test_files_that_were_altered_are_named(runs, tmp_path, name, text):
         read_run(tmp_path / "run")
     if name == "environment":
         path.unlink()
-        with pytest.raises(FileNotFoundError, match=r"environment\.json"):
+        with pytest.raises(FileNotFoundError, match=r"environment\.json is missing; train the run again"):
             read_run(tmp_path / "run")
 
 
