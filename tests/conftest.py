@@ -1,5 +1,6 @@
 """Fixtures for all tests: one thread, a temporary data cache, and a server of data sets with faults."""
 
+
 import pytest
 import torch
 
