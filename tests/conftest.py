@@ -1,5 +1,6 @@
 """Fixtures for all tests: one thread, a temporary data cache, and a server of data sets with faults."""
 
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from helpers.published_formats import (  # noqa: E402
 )
 
 torch.set_num_threads(1)  # tensors are tiny, and waiting threads would take most of the time
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; some tests send SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
