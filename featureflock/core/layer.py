@@ -103,9 +103,10 @@ class ParticleLayer(nn.Module):
         config = self._config()
         config.check(features.shape[0])
         self._check_factors()
-        if features.device.type == "cpu" and not torch.compiler.is_compiling():
-            check_finite(features, "features")
+        if not torch.compiler.is_compiling():
             self._warn_about_parts()
+            if features.device.type == "cpu":
+                check_finite(features, "features")
         count = features.shape[1] if self.count is None else self.count
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
         ratio = None if self.reference_batch is None else features.shape[1] / self.reference_batch

@@ -224,3 +224,17 @@ def test_a_saved_ensemble_keeps_its_repulsion(tmp_path):
     layer = ff.load(tmp_path / "ens").layer
     assert (layer.repulsion, layer.reference_batch) == (5.0, 32)
     assert "repulsion=5.0, reference_batch=32" in repr(layer)
+
+
+# ---- several processes
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_part_of_the_batch_is_warned_about_on_every_device(device, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    features, layer = torch.zeros(N, B, H, device=device, requires_grad=True), ff.ParticleLayer()
+    with pytest.warns(UserWarning, match="only this process's part of the batch"):
+        layer(features)
+    layer.sees_whole_batch = True
+    layer(features)  # warnings are errors in these tests
