@@ -97,11 +97,11 @@ def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], Non
     if (stored := predictor.ensemble.temperature) is not None:
         return stored, "user-provided data"
     try:
-        splits = run.data().load().split(validation=run.recipe["validation"], seed=run.recipe["split_seed"])
+        splits = run.data().load()
     except (OSError, ValueError) as error:
         log(f"Probabilities are not calibrated, because the data are not available: {error}")
         return 1.0, ""
-    validation = test_sets.validation(splits)
+    validation = test_sets.validation(splits, run.recipe)
     test_set = validation or test_sets.clean(splits)
     description = f"{len(test_set.positions):,} {'validation' if validation else 'test'} examples"
     if has_predictions(run, test_set):

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featureflock.data import DataSet, Splits
-from featureflock.evaluation import cam_cache
+from featureflock.evaluation import cam_cache, test_sets
 from featureflock.evaluation import predictions as cache
+from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.cam_cache import CachedMaps, MapKind
 from featureflock.evaluation.comparison import compare, notes
 from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
@@ -22,9 +23,15 @@ from featureflock.evaluation.images import are_images
 from featureflock.evaluation.metrics.registry import summarise
 from featureflock.evaluation.predictions import ExampleCallback, Predictor, load_predictions
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
-from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
+from featureflock.evaluation.run_predictions import (
+    Calibration,
+    HeldOutCalibration,
+    RunPredictions,
+    SetPredictions,
+    cross_validation,
+)
 from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
-from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, Log, all_test_sets
+from featureflock.evaluation.test_sets import CalibrationChoice, EvaluationProtocol, EvaluationSet, Log, all_test_sets
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
 from featureflock.utils.provenance import provenance
@@ -65,6 +72,12 @@ class EvaluationPlan:
     """Images whose class activation maps are compared."""
     names: list[str] = field(default_factory=list)
     """Short name of each run."""
+    custom_data: DataSet | None = None
+    """The data set, if it was not read from the runs."""
+
+    def validation_set(self, run: TrainedRun) -> EvaluationSet | None:
+        """The validation examples of a run; None if there are none."""
+        return test_sets.validation(self.splits if self.custom_data is not None else run.data().load(), run.recipe)
 
 
 def evaluate_runs(
@@ -92,8 +105,13 @@ def evaluate_runs(
     plan = plan_evaluation(folders, protocol, data, log)
     _compute_predictions(plan, compute, progress)
     log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
-    measured = {str(run): measure_run(run, plan, name) for run, name in zip(plan.runs, plan.names, strict=True)}
-    return _compare(plan, measured, dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}, log)
+    calibrations, note = _calibrations(plan, protocol.calibration, compute, progress)
+    measured = {
+        str(run): measure_run(run, plan, name, calibration)
+        for run, name, calibration in zip(plan.runs, plan.names, calibrations, strict=True)
+    }
+    row_titles = dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}
+    return _compare(plan, measured, row_titles, log, note)
 
 
 def cache_predictions(folders: Sequence[Path | str], protocol: EvaluationProtocol, compute: ComputeConfig) -> None:
@@ -115,18 +133,20 @@ def plan_evaluation(
         if other != first and run.data().load().test.identity() != splits.test.identity():
             what = "; ".join(recipe_differences(first, other, "data"))
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
-    test_sets = all_test_sets(splits, data_set, protocol, log)
-    mapped = cam_cache.images_to_map(test_sets, protocol) if are_images(splits.test) else {}
-    return EvaluationPlan(runs, splits, data_set, test_sets, mapped, _names(runs))
+    chosen = all_test_sets(splits, data_set, protocol, log)
+    mapped = cam_cache.images_to_map(chosen, protocol) if are_images(splits.test) else {}
+    return EvaluationPlan(runs, splits, data_set, chosen, mapped, _names(runs), data)
 
 
-def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun:
+def measure_run(
+    run: TrainedRun, plan: EvaluationPlan, name: str, calibration: Calibration = cross_validation
+) -> MeasuredRun:
     """Compute all metrics of a run from its cached predictions. `name` identifies it in the results."""
     clean = load_predictions(run, plan.test_sets[0])
     maps = {kind: cached for kind, sets in plan.mapped.items() if (cached := cam_cache.load_maps(run, kind, sets))}
     views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
     for test_set in plan.test_sets:
-        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set))
+        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set), calibration)
         match test_set.kind:
             case "view":
                 views[test_set.label] = lazy
@@ -135,7 +155,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
             case "corrupted":
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
-    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels))
+    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels), calibration)
     predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: cached.maps for kind, cached in maps.items()})
     result = RunResult(
         name=name,
@@ -158,10 +178,51 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
     return MeasuredRun(result, MemberVotes.of(clean), maps.get("clean"))
 
 
+def _calibrations(
+    plan: EvaluationPlan, choice: CalibrationChoice, compute: ComputeConfig, progress: EvaluationProgress
+) -> tuple[list[Calibration], str]:
+    """How each run is calibrated, the same way for all, and a note if it is not by cross-validation."""
+    crossed: tuple[list[Calibration], str] = [cross_validation] * len(plan.runs), ""
+    at_bound = 0
+    if choice == "auto":
+        for run in plan.runs:
+            log_probs, labels, _ = load_predictions(run, plan.test_sets[0])
+            at_bound += BOUNDS[0] in cross_validation(log_probs, labels, range(len(log_probs))).temperatures
+    if choice == "cross-validation" or (choice == "auto" and not at_bound):
+        return crossed
+    sets = [plan.validation_set(run) for run in plan.runs]
+    for run, validation in zip(plan.runs, sets, strict=True):
+        if validation is None:
+            if choice == "auto":
+                return crossed
+            advice = "train it with --validation 500, or choose another --calibration"
+            raise ValueError(f"{run} has no validation examples to fit a temperature on; {advice}.")
+    chosen = [(run, validation) for run, validation in zip(plan.runs, sets, strict=True) if validation is not None]
+    tasks = list[_Task]()
+    for (run, validation), name in zip(chosen, plan.names, strict=True):
+        tasks += _missing_predictions(Predictor(run, compute), name, [validation])
+    _run_tasks(tasks, progress)
+    held_out = [HeldOutCalibration(*load_predictions(run, validation)[:2]) for run, validation in chosen]
+    if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out):
+        return crossed
+    why = (
+        f" On the clean test set, {at_bound} of {len(plan.runs)} runs predict a half of the cross-validation without "
+        "error, which determines no temperature."
+        if at_bound
+        else ""
+    )
+    count = f"{len(chosen[0][1].positions):,} validation examples"
+    note = f"Each run has one temperature for all test sets, fitted on its {count}.{why}"
+    return [*held_out], note
+
+
 def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
     """Compute and cache the predictions and maps that are missing."""
     pairs = zip(plan.runs, plan.names, strict=True)
-    tasks = [task for run, name in pairs for task in _missing(Predictor(run, compute), name, plan)]
+    _run_tasks([task for run, name in pairs for task in _missing(Predictor(run, compute), name, plan)], progress)
+
+
+def _run_tasks(tasks: list[_Task], progress: EvaluationProgress) -> None:
     total, before, count = sum(size for _, size, _ in tasks), 0, len(tasks)
     try:
         while tasks:
@@ -183,11 +244,7 @@ def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress:
 
 
 def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Task]:
-    tasks: list[_Task] = []
-    for test_set in plan.test_sets:
-        if not cache.has_predictions(predictor.run, test_set):
-            run = partial(_predict, predictor, test_set)
-            tasks.append((f"{name}: {test_set.name}", len(test_set.positions), run))
+    tasks = _missing_predictions(predictor, name, plan.test_sets)
     for kind, chosen in plan.mapped.items():
         if cam_cache.load_maps(predictor.run, kind, chosen) is None and cam_cache.has_convolutions(predictor):
             run = partial(cam_cache.store_maps, predictor, kind, chosen)
@@ -195,16 +252,24 @@ def _missing(predictor: Predictor, name: str, plan: EvaluationPlan) -> list[_Tas
     return tasks
 
 
+def _missing_predictions(predictor: Predictor, name: str, test_sets: Sequence[EvaluationSet]) -> list[_Task]:
+    missing = [each for each in test_sets if not cache.has_predictions(predictor.run, each)]
+    return [(f"{name}: {each.name}", len(each.positions), partial(_predict, predictor, each)) for each in missing]
+
+
 def _predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallback) -> None:
     cache.store_predictions(predictor.run, test_set, cache.predict(predictor, test_set, tick))
 
 
-def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], log: Log) -> Evaluation:
+def _compare(
+    plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], log: Log, note: str
+) -> Evaluation:
     """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
     groups = group_runs(plan.runs, titles)
     runs = {name: each.result for name, each in measured.items()}
     compared = [compare(group, groups, runs) for group in groups]
-    for remark in (remarks := notes(list(runs.values()), compared, len(plan.test_sets[0].positions))):
+    remarks = [note] * bool(note) + notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
+    for remark in remarks:
         log(remark)
     firsts = {group.title: measured[str(group.runs[0])] for group in groups}
     several = {title: run for title, run in firsts.items() if run.result.members > 1}

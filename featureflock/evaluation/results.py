@@ -16,7 +16,7 @@ from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
 from featureflock.utils.serialization import from_json, to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ScoreDict = dict[str, float]
 """accuracy, nll, brier, ece, aurc."""
@@ -29,7 +29,7 @@ class TestSetScores:
     calibrated: ScoreDict
     raw: ScoreDict
     temperatures: list[float]
-    """One for each half of each shuffle of the cross-validation."""
+    """One for each half of each shuffle of the cross-validation; a single one if it was fitted on held-out examples."""
     examples: int
 
     @property
@@ -50,7 +50,7 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True)
 class CleanDetails:
-    """What is computed on the clean test set only. The temperature is fitted on all of it."""
+    """What is computed on the clean test set only. The temperature is fitted on all of it, or on held-out examples."""
 
     temperature: float
     member_accuracy: list[float]
@@ -68,7 +68,7 @@ class CleanDetails:
 class SingleViewScores:
     """Scores on inputs of which only one view is left."""
 
-    raw: ScoreDict
+    scores: TestSetScores
     member_accuracy: list[float]
 
 
@@ -123,9 +123,12 @@ class RunResult:
 
     def temperature_at_bound(self, metric: str = "nll") -> bool:
         """Whether a temperature that the metric depends on is at its bound. Rely on `Metric.uncalibrated` then."""
-        corrupted = [part for sets in self.corrupted.values() for part in sets.values()]
-        on_corrupted = "corrupted" in metric or "severity" in metric
-        return any(part.temperature_at_bound for part in (corrupted if on_corrupted else [self.clean]))
+        parts = [self.clean]
+        if "corrupted" in metric or "severity" in metric:
+            parts = [part for sets in self.corrupted.values() for part in sets.values()]
+        elif metric.startswith("one_view") and self.views is not None:
+            parts = [only.scores for only in self.views.only.values()]
+        return any(part.temperature_at_bound for part in parts)
 
 
 @dataclass(frozen=True)

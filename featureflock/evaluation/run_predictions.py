@@ -9,7 +9,7 @@ Each number is computed once. Predictions on corrupted and OOD sets are loaded w
 Shapes: n members, B examples, C classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from featureflock.evaluation import results as schema
 from featureflock.evaluation import views as view_metrics
-from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
+from featureflock.evaluation.calibration import Calibrated, calibrated, fit_temperature, tempered
 from featureflock.evaluation.diversity import member_diversity
 from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
 from featureflock.evaluation.metrics import classification as metrics
@@ -30,12 +30,42 @@ SUBSETS_PER_SIZE, CURVE_POINTS = 5, 50
 """Sub-ensembles that are averaged for each size, and points of a risk-coverage curve."""
 
 
+Calibration = Callable[[Tensor, Tensor, Sequence[int]], Calibrated]
+"""From log-probabilities (n, B, C), labels (B,) and the members to average, to scores after temperature scaling."""
+
+
+def cross_validation(log_probs: Tensor, labels: Tensor, members: Sequence[int]) -> Calibrated:
+    """Test-time cross-validation: the temperatures are fitted on the halves of the test set."""
+    return calibrated(average(log_probs[list(members)]), labels)
+
+
+class HeldOutCalibration:
+    """One temperature for all test sets, fitted on held-out examples; a sub-ensemble has its own."""
+
+    def __init__(self, log_probs: Tensor, labels: Tensor) -> None:
+        self.log_probs, self.labels = log_probs, labels
+        self._fitted: dict[tuple[int, ...], float] = {}
+
+    def __call__(self, log_probs: Tensor, labels: Tensor, members: Sequence[int]) -> Calibrated:
+        temperature = self.temperature(members)
+        scaled = tempered(average(log_probs[list(members)]), temperature)
+        return Calibrated(metrics.scores(scaled, labels), (temperature,))
+
+    def temperature(self, members: Sequence[int] | None = None) -> float:
+        """The temperature of these members; by default of all."""
+        chosen = tuple(range(len(self.log_probs)) if members is None else members)
+        if chosen not in self._fitted:
+            self._fitted[chosen] = fit_temperature(average(self.log_probs[list(chosen)]), self.labels)
+        return self._fitted[chosen]
+
+
 @dataclass(eq=False)
 class SetPredictions:
     """Predictions on one test set."""
 
     load: Callable[[], tuple[Tensor, Tensor]]
     """Returns log-probabilities (n, B, C) and labels (B,)."""
+    calibration: Calibration = cross_validation
 
     @property
     def log_probs(self) -> Tensor:
@@ -49,10 +79,10 @@ class SetPredictions:
 
     @cached_property
     def scores(self) -> TestSetScores:
-        """Scores of the ensemble, raw and after temperature scaling with test-time cross-validation."""
+        """Scores of the ensemble, raw and after temperature scaling."""
         log_probs, labels = self.load()
-        log_p = average(log_probs)
-        scaled, raw = calibrated(log_p, labels), metrics.scores(log_p, labels)
+        scaled = self.calibration(log_probs, labels, range(len(log_probs)))
+        raw = metrics.scores(average(log_probs), labels)
         return TestSetScores(scaled.scores._asdict(), raw._asdict(), list(scaled.temperatures), len(labels))
 
 
@@ -91,7 +121,8 @@ class RunPredictions:
         """What is computed on the clean test set only."""
         log_probs, y = self.clean.load()
         log_p, probs = average(log_probs), log_probs.double().exp()
-        temperature, curve = fit_temperature(log_p, y), metrics.risk_coverage(log_p.exp(), y)
+        held_out, curve = self.clean.calibration, metrics.risk_coverage(log_p.exp(), y)
+        temperature = held_out.temperature() if isinstance(held_out, HeldOutCalibration) else fit_temperature(log_p, y)
         points = torch.linspace(0, len(y) - 1, min(CURVE_POINTS, len(y))).round().long()
         kinds = {"raw": log_p.exp(), "calibrated": tempered(log_p, temperature).exp()}
         return schema.CleanDetails(
@@ -99,7 +130,7 @@ class RunPredictions:
             member_accuracy=metrics.member_accuracy(probs, y),
             reliability={kind: _curve(metrics.reliability(p, y)) for kind, p in kinds.items()},
             risk_coverage={"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
-            by_size=_by_size(log_probs, y, self.clean.scores),
+            by_size=_by_size(log_probs, y, self.clean),
             diversity=member_diversity(probs)._asdict() if len(probs) > 1 else {},
         )
 
@@ -112,7 +143,7 @@ class RunPredictions:
         only = {}
         for name, (log_probs, y) in loaded.items():
             accuracies = metrics.member_accuracy(log_probs.double().exp(), y)
-            only[name] = schema.SingleViewScores(metrics.scores(average(log_probs), y)._asdict(), accuracies)
+            only[name] = schema.SingleViewScores(self.views[name].scores, accuracies)
         full, by_view = self.clean.log_probs, [part.member_accuracy for part in only.values()]
         covered = view_metrics.covered_views(self.details.member_accuracy, by_view, full.shape[-1])
         results = ViewResults(only, 1 / full.shape[-1], covered)
@@ -140,15 +171,15 @@ class RunPredictions:
         return {kind: schema.MapSimilarity(*values) for kind, values in measures.items()}
 
 
-def _by_size(log_probs_nbc: Tensor, labels: Tensor, all_members: TestSetScores) -> dict[str, ScoreDict]:
+def _by_size(log_probs_nbc: Tensor, labels: Tensor, clean: SetPredictions) -> dict[str, ScoreDict]:
     """Calibrated scores of sub-ensembles of neighbouring members in a circle, mean over up to 5 starting points."""
     n, sizes = len(log_probs_nbc), {}
     starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
     for size in range(1, n):
         subsets = ([(start + i) % n for i in range(size)] for start in starts)
-        subset_scores = [calibrated(average(log_probs_nbc[subset]), labels).scores for subset in subsets]
+        subset_scores = [clean.calibration(log_probs_nbc, labels, subset).scores for subset in subsets]
         sizes[str(size)] = mean_scores(subset_scores)._asdict()
-    return {**sizes, str(n): all_members.calibrated}
+    return {**sizes, str(n): clean.scores.calibrated}
 
 
 def _curve(r: metrics.Reliability) -> schema.ReliabilityCurve:

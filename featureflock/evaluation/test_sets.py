@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.evaluation.images import NOISE, are_images, ood_images, transformed
 
 Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
+CalibrationChoice = Literal["auto", "cross-validation", "held-out"]
 Log = Callable[[str], None]
 
 _SEED, _MAX_OOD = 0, 10_000
@@ -48,6 +49,10 @@ class EvaluationProtocol:
     default noise and the data sets in the cache. Give the flag without a value for none."""
     maps: int = 500
     """Number of clean and of corrupted images whose class activation maps are compared; 0 for none."""
+    calibration: CalibrationChoice = "auto"
+    """Where temperatures are fitted: on halves of each test set, as in the paper, or once on the validation examples of
+    the run. auto: cross-validation, unless half of a clean test set is predicted without error, so that its temperature
+    is at its bound."""
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
@@ -105,9 +110,11 @@ def clean(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -
     return EvaluationSet("clean", "clean", test.identity(), _choose(test, protocol.examples), test.select)
 
 
-def validation(splits: Splits) -> EvaluationSet | None:
-    """The examples held out of training; None if there are none."""
-    if (held_out := splits.validation) is None:
+def validation(splits: Splits, recipe: dict[str, Any]) -> EvaluationSet | None:
+    """The validation examples of a run: those held out of its training set, or else those of the data set, if any."""
+    count = recipe["validation"]
+    chosen = splits.split(validation=count, seed=recipe["split_seed"]) if count else splits
+    if (held_out := chosen.validation) is None:
         return None
     return EvaluationSet("validation", "validation", held_out.identity(), _choose(held_out, None), held_out.select)
 

@@ -73,5 +73,5 @@ def _panel(row: ReportRow, names: Sequence[str], x_range: Point, y_range: Point)
 def _points(run: RunResult) -> list[Point]:
     """Accuracy with each view: of each member, then of the ensemble."""
     assert run.views is not None
-    xs, ys = ([*scores.member_accuracy, scores.raw["accuracy"]] for scores in run.views.only.values())
+    xs, ys = ([*scores.member_accuracy, scores.scores.raw["accuracy"]] for scores in run.views.only.values())
     return list(zip(xs, ys, strict=True))

@@ -74,7 +74,8 @@ class Recipe:
     subset: int | None = None
     """Number of training examples to use, balanced over classes; None for all."""
     validation: int = 0
-    """Number of training examples to hold out, balanced over classes, for validation after each epoch."""
+    """Number of examples, balanced over classes, for validation after each epoch. They are held out of the training
+    set, unless the data set provides validation examples."""
     split_seed: int = 0
     """Seed of the validation split and the subset."""
     seed: int = 0

@@ -92,13 +92,13 @@ def _run(rng, method, seed, n, rank, corruptions, severities, ood, views, maps):
         by_size={str(k): clean.calibrated if k == n else _scores(rng, skill - 0.02) for k in range(1, n + 1)},
         diversity={"disagreement": rng.random(), "mutual_information": rng.random()} if n > 1 else {},
     )
-    only = {v: SingleViewScores(_scores(rng, 0.4), [rng.random() for _ in range(n)]) for v in views}
+    only = {v: SingleViewScores(_test_set(rng, 0.4), [rng.random() for _ in range(n)]) for v in views}
     view_results = ViewResults(only, 0.25, [True] * len(only)) if views else None
     summary = clean.calibrated | {f"raw_{key}": clean.raw[key] for key in ("nll", "brier", "ece")}
     summary |= {"temperature": details.temperature, "member_accuracy": sum(details.member_accuracy) / n}
     summary |= {f"corrupted_{key}": value for key, value in corrupted_mean.get("calibrated", {}).items()}
     summary |= {f"accuracy_at_severity_{s}": rng.random() for s in severities if corruptions}
-    summary |= details.diversity | {f"only_{v}_accuracy": scores.raw["accuracy"] for v, scores in only.items()}
+    summary |= details.diversity | {f"only_{v}_accuracy": scores.scores.raw["accuracy"] for v, scores in only.items()}
     if maps and n > 1:
         summary |= {"map_similarity": rng.random(), "corrupted_map_similarity": rng.random()}
     detection = {o: {m: {d: rng.random() for d in DETECTION} for m in MEASURES} for o in ood}

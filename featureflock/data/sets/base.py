@@ -23,6 +23,7 @@ class Splits:
     test: Examples
     classes: int
     validation: Examples | None = None
+    """Held-out examples. A data set that provides them makes them of material that is not in the training set."""
     class_names: tuple[str, ...] = ()
     """One name for each class, or none at all."""
     views: tuple[View, ...] = ()
@@ -38,12 +39,20 @@ class Splits:
     def split(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """Hold `validation` examples out of the training set, and train on `subset` of the rest.
 
-        Both are balanced over classes and chosen at random by the seed.
+        Both are balanced over classes and chosen at random by the seed. If the data set provides validation examples,
+        `validation` of these are used, and the training set stays whole.
         """
-        train, held_out = self.train, self.validation
-        if not 0 <= validation < len(train):
+        train, held_out = self.train, None
+        own = self.validation
+        if own is not None and not 0 <= validation <= len(own):
+            raise ValueError(
+                f"validation must be 0 to {len(own)}, the validation examples there are; got {validation}."
+            )
+        if own is None and not 0 <= validation < len(train):
             raise ValueError(f"validation must be 0 to {len(train) - 1}, to leave training examples; got {validation}.")
-        if validation:
+        if validation and own is not None:
+            held_out = own.select(stratified_split(own, validation, seed, Stream.VALIDATION)[0])
+        elif validation:
             positions, rest = stratified_split(train, validation, seed, Stream.VALIDATION)
             train, held_out = train.select(rest), train.select(positions)
         if subset is not None:

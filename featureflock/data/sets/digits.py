@@ -2,7 +2,7 @@
 
 Each image of the two-view digits is two different scans of the *same* digit side by side (8 × 16), so either half
 suffices to predict the class: a test of the paper's hypothesis that needs no download. An ensemble whose members use
-different views should lose little when one half is blank. No scan is used in both training and test images.
+different views should lose little when one half is blank. Training, validation and test images share no scan.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,11 @@ class Digits(DataSet):
     """1: single scans of 8 × 8, 1,200 for training. 2: two scans of the same digit side by side, 8 × 16."""
 
     def load(self) -> Splits:
+        parts: tuple[tuple[Tensor, Tensor], ...]
         if self.views == 2:
             pairs = two_view_digits()
-            parts = (pairs.x_train, pairs.y_train), (pairs.x_test["clean"], pairs.y_test)
+            validation = pairs.x_validation, pairs.y_validation
+            parts = (pairs.x_train, pairs.y_train), (pairs.x_test["clean"], pairs.y_test), validation
             views = [View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16))]
         else:
             x, y = _scans()
@@ -36,8 +38,8 @@ class Digits(DataSet):
             parts, views = ((x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])), []
         norm = Normalisation((0.0,), (16.0,))
         images = (((16 * x).to(torch.uint8)[:, None], y) for x, y in parts)
-        train, test = (TensorExamples(x, y, normalisation=norm, white=16) for x, y in images)
-        return Splits(train, test, 10, class_names=DIGITS, views=tuple(views))
+        train, test, *held_out = (TensorExamples(x, y, normalisation=norm, white=16) for x, y in images)
+        return Splits(train, test, 10, next(iter(held_out), None), class_names=DIGITS, views=tuple(views))
 
 
 NOISE = 0.4
@@ -53,24 +55,33 @@ class TwoViewDigits:
     x_test: dict[str, Tensor]
     """The same test images in four versions: "clean", "left blank", "right blank" and "noise"."""
     y_test: Tensor
+    x_validation: Tensor
+    y_validation: Tensor
 
 
-def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> TwoViewDigits:
-    """Return `train` and `test` images, balanced over digits, of scans chosen at random by the seed."""
-    if train < 10 or test < 10 or train % 10 or test % 10:
-        raise ValueError(f"The numbers of two-view digits must be multiples of 10; got train={train}, test={test}.")
+def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000, validation: int = 500) -> TwoViewDigits:
+    """Return images, balanced over digits, of scans chosen at random by the seed.
+
+    Half of the scans are for training, a third for testing, and the rest for validation.
+    """
+    counts = {"train": train, "test": test, "validation": validation}
+    if any(count < 10 or count % 10 for count in counts.values()):
+        given = ", ".join(f"{name}={count}" for name, count in counts.items())
+        raise ValueError(f"The numbers of two-view digits must be multiples of 10; got {given}.")
     x, y = _scans()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
-    half = len(y) // 2
+    half, rest = len(y) // 2, len(y) // 6
     x_train, y_train = _pairs(x[order[:half]], y[order[:half]], train, generator)
-    x_test, y_test = _pairs(x[order[half:]], y[order[half:]], test, generator)
+    x_test, y_test = _pairs(x[order[half:-rest]], y[order[half:-rest]], test, generator)
     left, right = x_test.clone(), x_test.clone()
     left[:, :, :8] = 0
     right[:, :, 8:] = 0
     noisy = x_test + NOISE * torch.randn(x_test.shape, generator=generator)
     tests = {"clean": x_test, "left blank": left, "right blank": right, "noise": noisy.clamp(0, 1)}
-    return TwoViewDigits(x_train, y_train, tests, y_test)
+    return TwoViewDigits(
+        x_train, y_train, tests, y_test, *_pairs(x[order[-rest:]], y[order[-rest:]], validation, generator)
+    )
 
 
 def _pairs(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

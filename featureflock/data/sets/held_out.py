@@ -1,4 +1,4 @@
-"""A data set whose test set is replaced by a part of its training set."""
+"""A data set whose test set is replaced by held-out examples."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,9 @@ from featureflock.data.sets.digits import Digits
 @DATA_SETS.register("held-out")
 @dataclass(frozen=True)
 class HeldOut(DataSet):
-    """Another data set, tested on held-out training examples: for tuning without looking at the test set.
+    """Another data set, tested on held-out examples: for tuning without looking at the test set.
+
+    The examples are taken from the training set, or from the validation set of a data set that provides one.
 
     On the command line, `--data held-out` holds examples out of the recipe's data.
     """
@@ -17,7 +19,7 @@ class HeldOut(DataSet):
     data: DataSet = Digits()
     """The data set. Its test set is not used."""
     examples: int = 200
-    """Number of training examples held out for testing, balanced over classes."""
+    """Number of examples held out for testing, balanced over classes."""
     seed: int = 0
     """Chooses the held-out examples."""
 

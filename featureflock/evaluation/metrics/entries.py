@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from featureflock.evaluation.metrics.registry import METRICS, Group, Metric
+from featureflock.evaluation.metrics.registry import METRICS, Better, Group, Metric
 
 SCORES: dict[str, tuple[Any, ...]] = {
     "accuracy": ("Accuracy, %", "cA, %", "higher", "percent:2", "fraction of examples whose top class is correct"),
@@ -68,6 +68,20 @@ def _per_view(name: str, title: str, meaning: str, compute: Callable[[Any], floa
     return Metric(key, title, "higher", "percent:1", of_run, meaning, "views", lambda run: run.views)
 
 
+def _one_view(name: str, title: str, digits: str) -> Metric:
+    kind, score = ("raw", name.removeprefix("raw_")) if name.startswith("raw_") else ("calibrated", name)
+
+    def compute(run: Any) -> float | None:
+        if run.view_results is None:
+            return None
+        return fmean(getattr(only.scores, kind)[score] for only in run.view_results.only.values())
+
+    meaning = f"{'accuracy' if score == 'accuracy' else 'NLL'} where everything but one view is blank, mean over views"
+    uncalibrated = f"one_view_raw_{name}" if name == "nll" else ""
+    better: Better = "higher" if score == "accuracy" else "lower"
+    return Metric(f"one_view_{name}", title, better, digits, compute, meaning, "views", uncalibrated=uncalibrated)
+
+
 def _view_difference(name: str, meaning: str) -> Metric:
     key, title, meaning = f"view_{name}", name.replace("_", " "), f"difference between two members in the {meaning}"
     return Metric(key, title, "", "fixed:3", lambda run: getattr(run.view_results, name, None), meaning, "views")
@@ -82,7 +96,7 @@ BUILT_IN = (
         "",
         "fixed:3",
         lambda run: run.details.temperature,
-        "fitted on the full test set; above 1 means overconfident",
+        "fitted on the full test set or on held-out examples; above 1 means overconfident",
         "uncalibrated",
     ),
     *(_score(name, raw=True) for name in RAW),
@@ -105,7 +119,10 @@ BUILT_IN = (
     _diversity("predictive_variance", "Predictive variance", "fixed:4", "variance of the members' probabilities"),
     _map_similarity("map_similarity", "Map similarity", "clean"),
     _map_similarity("corrupted_map_similarity", "Map similarity, corrupted", "corrupted"),
-    _per_view("accuracy", "only {}, %", "accuracy of the ensemble", lambda only: only.raw["accuracy"]),
+    _one_view("accuracy", "Accuracy, one view, %", "percent:2"),
+    _one_view("nll", "NLL, one view", "fixed:4"),
+    _one_view("raw_nll", "raw NLL, one view", "fixed:4"),
+    _per_view("accuracy", "only {}, %", "accuracy of the ensemble", lambda only: only.scores.raw["accuracy"]),
     _per_view("member_accuracy", "members, only {}, %", _MEAN, lambda only: fmean(only.member_accuracy)),
     _per_view("best_member_accuracy", "best member, only {}, %", _BEST, lambda only: max(only.member_accuracy)),
     Metric(
