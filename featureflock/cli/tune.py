@@ -1,50 +1,52 @@
-"""featureflock tune: choose prior precision, rank and repulsion on held-out training examples."""
+"""featureflock tune: choose the hyper-parameters of methods on held-out examples, with the same budget for each."""
 
+import ast
 import dataclasses
-import itertools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from featureflock.cli.recipe_flags import read_flags, train_command
-from featureflock.cli.reproduce import print_table, run_with_progress
-from featureflock.cli.terminal import make_console
-from featureflock.data import HeldOut
-from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metric
-from featureflock.methods import DeepEnsembles, Method
-from featureflock.studies import Row, Study
-from featureflock.studies.study import CLEAN, CORRUPTED
-from featureflock.training import Recipe
+from featureflock.cli.recipe_flags import component_name, read_flags, train_command
+from featureflock.cli.terminal import make_console, progress_bar
+from featureflock.distributed.env import launched_by_torchrun
+from featureflock.methods import METHODS, DeepEnsembles, Single
+from featureflock.report import markdown, terminal_table
+from featureflock.report.tables import Table
+from featureflock.report.tuning import best_settings, tuning_table
+from featureflock.studies.search_space import canonical, default_space, draw_candidates, has_field, rounds
+from featureflock.studies.tuning import Tuning, ranking_metric, tune
+from featureflock.training import LineReporter, ProgressBarReporter, Recipe
+from featureflock.utils.files import check_folder, write_atomically
+from featureflock.utils.provenance import provenance
 
 
 @dataclass(frozen=True)
 class Search:
-    """Candidates to train, and the metric that selects the best."""
+    """What to try, and how to choose."""
 
-    precisions: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    """Precisions of the method's prior."""
-    ranks: tuple[int, ...] = ()
-    """Ranks of the projection; by default only the recipe's."""
-    repulsions: tuple[float, ...] = ()
-    """Strengths of the repulsion; by default only the recipe's."""
+    methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = ()
+    """Methods to tune, each with the same budget; by default the recipe's. The best settings are then compared."""
+    space: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUES …")] = ()
+    """Values to try, such as method.repulsion=1,5,10 learning-rate=0.05,0.1; by default those of the method."""
+    budget: int = 20
+    """Largest number of training runs of each method."""
+    seeds: int = 3
+    """Seeds of the last candidates. Of those trained with one seed, a third is trained with a second, and so on."""
     by: str = "nll"
-    """Metric to choose by, computed on the held-out examples after temperature scaling and averaged over seeds: nll,
-    accuracy, brier, ece, corrupted_nll, or any other metric that can rank candidates."""
-    held_out: int = 5_000
-    """Training examples to hold out, balanced over classes. The test set is not used."""
-    reference: bool = False
-    """Also train Deep Ensembles, and show the differences from them on the held-out examples."""
-    seeds: int = 1
-    """Number of seeds for each candidate."""
+    """Metric to choose by, on the held-out examples and averaged over seeds: nll, accuracy, brier, ece, corrupted_nll,
+    or any other metric that can rank candidates."""
+    accuracy_tolerance: float | None = None
+    """Do not choose candidates whose accuracy is lower than the best by more than this many points."""
+    held_out: int | None = None
+    """Number of held-out examples; by default a fifth of the training set, at most 5,000."""
     workers: int = 1
     """Number of processes on this machine that train candidates in parallel."""
-    shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
-    """Run as worker I of K that share the output folder."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("tuning")
-    """Folder for runs and tables. Runs that are finished there are not trained again."""
+    """Folder for runs and tables. Finished runs are not trained again; commands with the same folder share the work."""
 
 
 def main(args: list[str]) -> None:
@@ -52,107 +54,116 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(
             "usage: featureflock tune NAME [FLAGS]\n\n"
-            "Train a recipe with several prior precisions, ranks and repulsions on part of the training set, and\n"
-            "choose the best on the rest. The test set is not used. featureflock train --help lists the recipes, and\n"
-            "featureflock tune NAME --help the flags. For example:\n"
-            "  featureflock tune digits-cnn --precisions 1e-3 1e-2 --repulsions 1 3 10 --held-out 200"
+            "Choose the hyper-parameters of a recipe on held-out examples, within a budget of training runs: for\n"
+            "feature-WGD the prior precision, the repulsion and the rank. The test set is not used.\n"
+            "featureflock train --help lists the recipes, and featureflock tune NAME --help the flags. For example:\n"
+            "  featureflock tune digits-cnn --methods feature-wgd deep-ensembles --budget 20\n"
+            "  featureflock tune digits-cnn --space method.repulsion=1,3,10 --seeds 1"
         )
         return
     extra = ("search", Annotated[Search, tyro.conf.arg(name="")], dataclasses.field(default=Search()))
-    name, options = read_flags("tune", args, "Chooses precision, rank and repulsion on held-out examples. ", extra)
+    name, options = read_flags("tune", args, "Tunes it on held-out examples. ", extra)
     search: Search = options.search
-    study, candidates = make_study(options.recipe, search)
+    recipes = _recipes(options.recipe, search.methods)
+    spaces = {title: _space(recipe, search.space, len(recipes) > 1) for title, recipe in recipes.items()}
+    _check(recipes, spaces, search)
+    check_folder(search.out)
     console = make_console()
-    status = run_with_progress(
-        console,
-        f"tune-{name}",
-        study,
-        "paper",
-        search.out,
-        seeds=search.seeds,
-        shard=search.shard,
-        workers=search.workers,
-        compute=options.compute,
-    )
-    if status.results is None:
-        return
-    print_table(console, f"tune-{name}", status, search.out)
-    rows = [row for row in status.results["rows"] if row["title"] in candidates]
-    metric, note = reliable_metric(rows, find_metric(search.by))
-    best = choose(rows, metric)
-    if note:
-        console.print(note, soft_wrap=True)
-    console.print(f"Best by {metric.key} on the held-out examples: {best}.", soft_wrap=True)
-    for field, values in _grid(search).items():
-        if len(values) > 1 and candidates[best].get(field) in (min(values), max(values)):
-            console.print(f"This is the smallest or largest {field} tried; try values beyond it.", soft_wrap=True)
-    flags = {"precision": "--method.prior.precision", "rank": "--method.rank", "repulsion": "--method.repulsion"}
-    words = [word for field, value in candidates[best].items() for word in (flags[field], f"{value:.15g}")]
-    command = train_command(
-        name, args[1:], {field.name.replace("_", "-") for field in dataclasses.fields(Search)}, words
-    )
-    console.print(f"To train with it on all examples: {command}", soft_wrap=True)
+    tunings: dict[str, Tuning] = {}
+    for title, recipe in recipes.items():
+        with progress_bar(console, "runs") as progress:
+            tolerance = search.accuracy_tolerance
+            tunings[title] = tune(
+                recipe,
+                search.out,
+                space=spaces[title],
+                budget=search.budget,
+                seeds=search.seeds,
+                by=search.by,
+                accuracy_tolerance=None if tolerance is None else tolerance / 100,
+                held_out=search.held_out,
+                workers=search.workers,
+                compute=options.compute,
+                reporter=lambda: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),
+                progress=progress,
+                log=lambda text: console.print(text, soft_wrap=True),
+            )
+    tables = [tuning_table(tuning) for tuning in tunings.values()]
+    if len(tunings) > 1:
+        tables.append(best_settings(list(tunings.values()), DeepEnsembles.title))
+    _write(name, search, list(tunings.values()), tables)
+    for table in tables:
+        console.print(terminal_table(table))
+    console.print(f"wrote {search.out}/tune-{name}.json and tune-{name}.md", soft_wrap=True)
+    own_flags = {field.name.replace("_", "-") for field in dataclasses.fields(Search)}
+    for tuning in tunings.values():
+        best = tuning.candidates[0]
+        for note in tuning.notes:
+            console.print(f"{tuning.best.method.title}: {note}", soft_wrap=True)
+        words = ["--method", str(component_name(tuning.best, "method"))] if search.methods else []
+        words += [w for field, v in best.values.items() for w in (f"--{field.replace('_', '-')}", str(v))]
+        dropped = own_flags | ({"method"} if search.methods else set())
+        command = train_command(name, args[1:], dropped, words)
+        console.print(f"{tuning.best.method.title}, best by {tuning.metric.key}: {best.title}.", soft_wrap=True)
+        console.print(f"  {command}", soft_wrap=True)
 
 
-def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
-    """A study whose rows are the candidates, and the values of each by the row's title."""
-    metric = find_metric(search.by)
-    if "{}" in metric.key:
-        raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
-    if not metric.better:
-        directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
-        raise ValueError(f"--by {search.by} cannot rank candidates; choose one of {', '.join(directed)}.")
-    candidates: dict[str, dict[str, float]] = {}
-    rows = []
-    data = HeldOut(recipe.data, search.held_out, recipe.split_seed)
-    grid = {field: values for field, values in _grid(search).items() if values}
-    for values in itertools.product(*grid.values()):
-        given = dict(zip(grid, values, strict=True))
-        title = ", ".join(f"{field} {value:.15g}" for field, value in given.items()) or "unchanged"
-        candidates[title] = given
-        rows.append(Row(title, replace(recipe, data=data, method=_with(recipe.method, given))))
-    if search.reference:
-        rows.append(Row(DeepEnsembles.title, replace(recipe, data=data, method=DeepEnsembles())))
-    corrupted = CORRUPTED if metric.group in ("corrupted", "severity") or "corrupted" in metric.key else ()
-    columns = dict.fromkeys((*CLEAN, *corrupted, metric.key, metric.uncalibrated, "member_accuracy", "disagreement"))
-    title = f"{recipe.method.title} on {search.held_out:,} held-out training examples"
-    return Study(title, tuple(rows), tuple(filter(None, columns)), search.seeds), candidates
+def _recipes(recipe: Recipe, methods: Sequence[str]) -> dict[str, Recipe]:
+    """The recipe with each method, by title. A method that the recipe has already keeps its settings."""
+    chosen = {}
+    for name in methods or [str(component_name(recipe, "method"))]:
+        cls = METHODS[name]
+        method = recipe.method if type(recipe.method) is cls else cls()
+        members = 1 if isinstance(method, Single) else recipe.members
+        chosen[method.title] = replace(recipe, method=method, members=members)
+    return chosen
 
 
-def reliable_metric(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Metric, str]:
-    """The metric to rank by and, if it is not the given one, why.
+def _space(recipe: Recipe, given: Sequence[str], several_methods: bool) -> dict[str, tuple[Any, ...]]:
+    """The values of the flag --space, or the default space of the method.
 
-    Where a fitted temperature is at its bound, the calibrated value depends on that bound, and the uncalibrated one is
-    used.
+    With several methods, fields that a method does not have are left out.
     """
-    at_bound = sum(metric.key in row["at_bound"] for row in rows)
-    if not at_bound:
-        return metric, ""
-    return METRICS[metric.uncalibrated], (
-        f"The temperature of {at_bound} of {len(rows)} candidates is at its bound, so {metric.key} after temperature "
-        f"scaling is not reliable; candidates are ranked by {metric.uncalibrated} instead."
-    )
+    space: dict[str, tuple[Any, ...]] = {}
+    for text in given:
+        field, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--space takes fields and values such as method.repulsion=1,5,10; got {text!r}.")
+        if not several_methods or has_field(recipe, canonical(field)):
+            space[canonical(field)] = tuple(map(_value, values.split(",")))
+    return space or default_space(recipe)
 
 
-def choose(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
-    """The title of the best row."""
-    if any(metric.key not in row["ours"] for row in rows):
-        raise ValueError(f"{metric.key} has no value for some candidates; choose another metric with --by.")
-    best = (max if metric.better == "higher" else min)(rows, key=lambda row: row["ours"][metric.key]["mean"])
-    return str(best["title"])
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip().capitalize() if text.strip().lower() in _WORDS else text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()
 
 
-def _grid(search: Search) -> dict[str, tuple[float, ...]]:
-    return {"precision": search.precisions, "rank": search.ranks, "repulsion": search.repulsions}
+_WORDS = ("none", "true", "false")
 
 
-def _with(method: Method, given: dict[str, float]) -> Method:
-    prior: Any = getattr(method, "prior", None)
-    if "precision" in given and not hasattr(prior, "precision"):
-        raise ValueError(f"{method.title} has no prior precision to tune; give --precisions without a value.")
-    for field in given.keys() - {"precision"}:
-        if not hasattr(method, field):
-            raise ValueError(f"{method.title} has no {field} to tune; omit --{field}s, or give another --method.")
-    changes: dict[str, Any] = {field: value for field, value in given.items() if field != "precision"}
-    changes |= {"prior": replace(prior, precision=given["precision"])} if "precision" in given else {}
-    return replace(method, **changes)  # type: ignore[type-var]
+def _check(recipes: Mapping[str, Recipe], spaces: Mapping[str, Any], search: Search) -> None:
+    """Refuse what cannot work before anything is trained."""
+    if launched_by_torchrun():
+        raise ValueError("tune does not run under torchrun; start the same command once for each GPU or host.")
+    if search.workers < 1:
+        raise ValueError(f"--workers must be at least 1; got {search.workers}.")
+    if search.accuracy_tolerance is not None and not search.accuracy_tolerance >= 0:
+        raise ValueError(f"--accuracy-tolerance must be at least 0 points; got {search.accuracy_tolerance}.")
+    ranking_metric(search.by)
+    for title, recipe in recipes.items():
+        points = draw_candidates(recipe, spaces[title], float("inf"))
+        rounds(len(points), search.budget, search.seeds)
+
+
+def _write(name: str, search: Search, tunings: Sequence[Tuning], tables: Sequence[Table]) -> None:
+    content = {
+        "what": f"tuning of {name}",
+        "budget": search.budget,
+        "methods": [tuning.to_json() for tuning in tunings],
+        "provenance": provenance(),
+    }
+    write_atomically(search.out / f"tune-{name}.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(search.out / f"tune-{name}.md", "\n".join(map(markdown, tables)).encode())

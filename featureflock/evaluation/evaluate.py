@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featureflock.data import DataSet, Splits
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation import cam_cache, test_sets
 from featureflock.evaluation import predictions as cache
 from featureflock.evaluation.calibration import BOUNDS
@@ -114,9 +115,20 @@ def evaluate_runs(
     return _compare(plan, measured, row_titles, log, note)
 
 
-def cache_predictions(folders: Sequence[Path | str], protocol: EvaluationProtocol, compute: ComputeConfig) -> None:
-    """Compute the predictions and maps that `evaluate_runs` with the same arguments needs, and no metrics."""
-    _compute_predictions(plan_evaluation(folders, protocol), compute, lambda done, total, task: None)
+def cache_predictions(
+    folders: Sequence[Path | str],
+    protocol: EvaluationProtocol,
+    compute: ComputeConfig,
+    *,
+    data: DataSet | None = None,
+    load_ensemble: Callable[[], Ensemble] | None = None,
+) -> None:
+    """Compute the predictions and maps that `evaluate_runs` with the same arguments needs, and no metrics.
+
+    `load_ensemble` returns the trained ensemble, if it cannot be rebuilt from the run folder.
+    """
+    plan = plan_evaluation(folders, protocol, data)
+    _compute_predictions(plan, compute, lambda done, total, task: None, load_ensemble)
 
 
 def plan_evaluation(
@@ -216,10 +228,16 @@ def _calibrations(
     return [*held_out], note
 
 
-def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
+def _compute_predictions(
+    plan: EvaluationPlan,
+    compute: ComputeConfig,
+    progress: EvaluationProgress,
+    load_ensemble: Callable[[], Ensemble] | None = None,
+) -> None:
     """Compute and cache the predictions and maps that are missing."""
-    pairs = zip(plan.runs, plan.names, strict=True)
-    _run_tasks([task for run, name in pairs for task in _missing(Predictor(run, compute), name, plan)], progress)
+    predictors = [Predictor(run, compute, load_ensemble) for run in plan.runs]
+    pairs = zip(predictors, plan.names, strict=True)
+    _run_tasks([task for predictor, name in pairs for task in _missing(predictor, name, plan)], progress)
 
 
 def _run_tasks(tasks: list[_Task], progress: EvaluationProgress) -> None:

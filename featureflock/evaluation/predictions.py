@@ -50,12 +50,17 @@ class Predictions(NamedTuple):
 class Predictor:
     """A run's ensemble, loaded when it is first needed."""
 
-    def __init__(self, run: TrainedRun, compute: ComputeConfig = ComputeConfig(), ens: Ensemble | None = None) -> None:
-        self.run, self._config, self._ens = run, compute, ens
+    def __init__(
+        self,
+        run: TrainedRun,
+        compute: ComputeConfig = ComputeConfig(),
+        load_ensemble: Callable[[], Ensemble] | None = None,
+    ) -> None:
+        self.run, self._config, self._load = run, compute, load_ensemble or run.load_ensemble
 
     @cached_property
     def _loaded(self) -> tuple[Ensemble, ResolvedCompute]:
-        ens = self.run.load_ensemble() if self._ens is None else self._ens
+        ens = self._load()
         compute = resolve_compute(self._config, self.run.recipe["precision"], ens, lambda: 0.0)
         return compute.prepare(ens).eval(), compute
 

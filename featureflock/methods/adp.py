@@ -16,13 +16,14 @@ Shapes: n members, B data points, C classes.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, check_numbers
+from featureflock.methods.base import METHODS, LossOutput, Method, SearchSpace, check_numbers
 
 _EPSILON = 1e-6
 
@@ -33,6 +34,10 @@ class ADP(Method):
     """Independent members, rewarded for differing in the wrong classes."""
 
     title = "ADP"
+    search_space: ClassVar[SearchSpace] = {
+        "alpha": (0.1, 0.3, 1.0, 2.0, 4.0),
+        "beta": (0.05, 0.15, 0.5, 1.5, 5.0),
+    }
 
     alpha: float = 2.0
     """α, weight of the entropy of the mean prediction. The authors use 2."""

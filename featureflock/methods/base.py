@@ -16,7 +16,7 @@ composition. Additional networks and counters are submodules and buffers of the 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -35,6 +35,7 @@ from featureflock.ensemble.execution import Execution
 from featureflock.utils.registry import Registry
 
 Factory = Callable[[], nn.Module]
+SearchSpace = Mapping[str, tuple[float, ...]]
 
 
 class LossOutput(NamedTuple):
@@ -56,6 +57,9 @@ class Method:
     splits_over_batch: ClassVar[bool] = True
     """Whether the loss of a batch is the size-weighted mean of the losses of its parts, so that processes can compute
     one part each. The sums of a particle layer over the batch are taken over all parts."""
+    search_space: ClassVar[SearchSpace] = {}
+    """Values that `tune` tries by default, by field of the method. If it is empty, the learning rate and the weight
+    decay are tuned."""
 
     def build(
         self,
@@ -138,6 +142,12 @@ METHODS: Registry[type[Method]] = Registry("method")
 @dataclass(frozen=True)
 class TransportSettings:
     """Hyper-parameters of the methods whose members repel each other."""
+
+    search_space: ClassVar[SearchSpace] = {
+        "prior.precision": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+        "repulsion": (1.0, 2.0, 5.0, 10.0, 20.0),
+        "rank": (1, 2, 5, 10),
+    }
 
     prior: Prior = Cauchy(1e-3)
     """Prior on each coordinate of a particle."""

@@ -19,7 +19,7 @@ Shapes: n members, B data points, H features, C classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, LossOutput, Method, check_numbers
+from featureflock.methods.base import METHODS, LossOutput, Method, SearchSpace, check_numbers
 from featureflock.methods.discriminators import TAU, Discriminators, discriminate
 
 _LIMIT, _INITIAL_LOG_VARIANCE = 10.0, -5.0  # log-variances are limited to ±10 by a scaled tanh
@@ -49,6 +49,12 @@ class DICE(Method):
 
     title = "DICE"
     splits_over_batch = False  # negatives are drawn from the whole batch
+
+    search_space: ClassVar[SearchSpace] = {
+        "delta": (0.02, 0.05, 0.1, 0.2, 0.5),
+        "beta": (1e2, 1e3, 1e4, 1e5),
+        "ramp_epochs": (1.0, 5.0, 20.0),
+    }
 
     delta: float = 0.2
     """δ_cr, weight of the redundancy after the first epochs. The authors use about 0.2."""

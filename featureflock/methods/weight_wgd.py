@@ -6,12 +6,13 @@ are scaled by 1/N.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from featureflock.core.priors import Normal, Prior
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.methods.base import METHODS, Method, TransportSettings
+from featureflock.methods.base import METHODS, Method, SearchSpace, TransportSettings
 
 
 @METHODS.register("weight-wgd")
@@ -20,6 +21,11 @@ class WeightWGD(TransportSettings, Method):
     """Members repel each other in weight space; nothing is shared."""
 
     title = "weight-WGD"
+    search_space: ClassVar[SearchSpace] = {
+        "prior.precision": (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+        "repulsion": (1.0, 10.0, 100.0, 1e3, 1e4),
+        "rank": (1, 2, 5, 10),
+    }
 
     prior: Prior = Normal(1e-3)
     """Prior on each weight, in addition to weight decay. The default is the paper's for CIFAR."""

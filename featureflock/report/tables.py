@@ -20,7 +20,7 @@ Significance = Literal["better", "worse", ""]
 SYMBOLS: dict[Significance, str] = {"better": "▲", "worse": "▼", "": ""}
 MAIN: tuple[Group, ...] = ("clean", "corrupted")
 """Metric groups of the main comparison."""
-_SIGNIFICANCE_NOTE = (
+SIGNIFICANCE_NOTE = (
     "In brackets the 95 % confidence interval (Student’s t). ▲ better and ▼ worse: significant (95 % interval "
     "excludes 0), from 3 seeds on."
 )
@@ -86,9 +86,9 @@ MISSING = TableCell("–")
 def comparison(results: EvaluationResults) -> Table:
     """Means over seeds on clean and corrupted test sets; the best values are bold."""
     groups, metrics = results.groups, metrics_in(results, *MAIN)
-    headers = [METHOD, ColumnHeader("Members"), ColumnHeader("Seeds"), *map(_header, metrics)]
+    headers = [METHOD, ColumnHeader("Members"), ColumnHeader("Seeds"), *map(metric_header, metrics)]
     rows = [
-        [TableCell(g.title, style=k), _count(g.members), _count(len(g.seeds)), *_mean_cells(g.metrics, metrics)]
+        [TableCell(g.title, style=k), _count(g.members), _count(len(g.seeds)), *mean_cells(g.metrics, metrics)]
         for k, g in enumerate(groups)
     ]
     title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
@@ -109,8 +109,8 @@ def metric_table(results: EvaluationResults, name: str, title: str, metrics: Seq
     """Means over seeds of these metrics; None if there are none."""
     if not metrics:
         return None
-    headers = [METHOD, *map(_header, metrics)]
-    rows = [[TableCell(g.title, style=k), *_mean_cells(g.metrics, metrics)] for k, g in enumerate(results.groups)]
+    headers = [METHOD, *map(metric_header, metrics)]
+    rows = [[TableCell(g.title, style=k), *mean_cells(g.metrics, metrics)] for k, g in enumerate(results.groups)]
     return Table(name, title, headers, mark_best(headers, rows), _seeds_note(results.groups))
 
 
@@ -123,10 +123,10 @@ def differences(
         return None
     wanted = metrics_in(results, *MAIN) if metrics is None else metrics
     known = [m for m in wanted if any(m.key in g.differences for _, g in compared)]
-    headers = [METHOD, *map(_header, known)]
+    headers = [METHOD, *map(metric_header, known)]
     rows = []
     for k, g in compared:
-        rows.append([TableCell(g.title, style=k), *(_difference_cell(m, g.differences.get(m.key)) for m in known)])
+        rows.append([TableCell(g.title, style=k), *(difference_cell(m, g.differences.get(m.key)) for m in known)])
     shared = [shared_seeds(g) for _, g in compared]
     if len(set(shared)) > 1:
         headers.insert(1, ColumnHeader("Shared seeds"))
@@ -135,7 +135,7 @@ def differences(
     note = "One shared seed: differences without a confidence interval."
     if max(shared) > 1:
         over = f", over {shared[0]} seeds" if len(set(shared)) == 1 else ""
-        note = f"Mean difference on the same seed{over}. {_SIGNIFICANCE_NOTE}"
+        note = f"Mean difference on the same seed{over}. {SIGNIFICANCE_NOTE}"
     if others := dict.fromkeys(field for _, g in compared for field in g.baseline_differs_in):
         note += f" The recipes differ in more than the method: {', '.join(others)}."
     title = f"Difference vs {in_words(dict.fromkeys(g.baseline or '' for _, g in compared))}"
@@ -146,16 +146,16 @@ def beside_paper(results: dict[str, Any]) -> Table:
     """The results of `reproduce` beside the paper's numbers, with differences vs Deep Ensembles."""
     rows = results["rows"]
     metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
-    headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(_header, metrics)]
+    headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(metric_header, metrics)]
     ours = []
     for row in rows:
         means = {key: SeedMean(**value) for key, value in row["ours"].items()}
-        ours.append([TableCell(row["title"]), TableCell(str(row["members"])), *_mean_cells(means, metrics)])
+        ours.append([TableCell(row["title"]), TableCell(str(row["members"])), *mean_cells(means, metrics)])
     lines: list[list[TableCell]] = []
     for row, our_cells in zip(rows, mark_best(headers, ours), strict=True):
         lines.append(our_cells)
         if paired := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
-            cells = [_difference_cell(m, paired.get(m.key)) for m in metrics]
+            cells = [difference_cell(m, paired.get(m.key)) for m in metrics]
             lines.append([TableCell(f"difference vs {row['against']}"), TableCell(""), *cells])
         if row["paper"]:
             cells = [TableCell(row["paper"].get(m.key, "")) for m in metrics]
@@ -169,7 +169,7 @@ def beside_paper(results: dict[str, Any]) -> Table:
     note += " Our best values in bold."
     if any(row.get("differences") for row in rows):
         note += (
-            f" Differences are paired by seed. {_SIGNIFICANCE_NOTE}" if seeds > 1 else " Differences have no interval."
+            f" Differences are paired by seed. {SIGNIFICANCE_NOTE}" if seeds > 1 else " Differences have no interval."
         )
     if at_bound := [m for m in metrics if any(m.key in row.get("at_bound", ()) for row in rows)]:
         names = in_words(m.title for m in at_bound)
@@ -233,11 +233,13 @@ def _metric(key: str) -> Metric:
         return Metric(key, key.replace("_", " "), "", "fixed:4", lambda run: None)
 
 
-def _header(metric: Metric) -> ColumnHeader:
+def metric_header(metric: Metric) -> ColumnHeader:
+    """The column of a metric."""
     return ColumnHeader(metric.title, metric.better, metric.meaning)
 
 
-def _mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
+def mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[TableCell]:
+    """Means over seeds with their standard deviation."""
     return [
         TableCell(m.text(seed_mean.mean), "" if seed_mean.sd is None else m.text(seed_mean.sd), value=seed_mean.mean)
         if (seed_mean := means.get(m.key))
@@ -246,7 +248,7 @@ def _mean_cells(means: dict[str, SeedMean], metrics: Sequence[Metric]) -> list[T
     ]
 
 
-def _difference_cell(metric: Metric, difference: PairedDifference | None) -> TableCell:
+def difference_cell(metric: Metric, difference: PairedDifference | None) -> TableCell:
     """A difference with its confidence interval and significance."""
     if difference is None:
         return MISSING

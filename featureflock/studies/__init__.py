@@ -5,6 +5,7 @@ A new file that adds its study to `STUDIES` is found without further changes.
 
 from featureflock.studies.runner import Shard, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.study import STUDIES, Row, Scale, Study
+from featureflock.studies.tuning import Tuning, tune
 from featureflock.utils.registry import import_submodules
 
 import_submodules(__name__, __path__)
@@ -17,7 +18,9 @@ __all__ = [
     "Study",
     "StudyRun",
     "StudyStatus",
+    "Tuning",
     "run_study",
     "study_runs",
     "to_train",
+    "tune",
 ]

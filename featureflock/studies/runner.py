@@ -91,7 +91,7 @@ def study_runs(study: Study, scale: Scale, folder: Path, seeds: int | None = Non
             same = [other for _, other in rows if replace(other, members=recipe.members) == recipe]
             largest = max(same, key=lambda other: other.size) if isinstance(recipe.method, DeepEnsembles) else recipe
             trained = replace(largest, seed=seed)
-            runs.append(StudyRun(row, trained, recipe.size, folder / _folder_name(trained)))
+            runs.append(StudyRun(row, trained, recipe.size, folder / folder_name(trained)))
     return runs
 
 
@@ -136,7 +136,7 @@ def run_study(
     queue = [*assigned, *(run for run in distinct if run not in assigned and not run.is_finished)]
     complete = partial(_complete, protocol=protocol, compute=compute)
     if workers > 1 and any(not run.is_finished for run in queue):
-        _in_processes(complete, queue, min(workers, len(queue)), training_progress)
+        in_processes(complete, queue, min(workers, len(queue)), training_progress)
     else:
         for run in queue:
             if not run.is_finished:
@@ -177,9 +177,10 @@ def _complete(run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, c
     return True
 
 
-def _in_processes(
+def in_processes(
     complete: Callable[[StudyRun, Reporter], bool], queue: list[StudyRun], workers: int, progress: ProgressCallback
 ) -> None:
+    """Run `complete(run, Reporter())` for all runs, in spawned processes on an equal part of the cores each."""
     threads = max(1, (os.cpu_count() or 1) // workers)
     others = set(active_children())
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
@@ -256,7 +257,7 @@ def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
     }
 
 
-def _folder_name(recipe: Recipe) -> str:
+def folder_name(recipe: Recipe) -> str:
     """The method, a hash of the recipe without its seed, and the seed."""
     content = json.dumps(replace(recipe, seed=0).to_json(), sort_keys=True)
     method = recipe.method.title.lower().replace(" ", "-")

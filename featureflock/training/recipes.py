@@ -38,7 +38,15 @@ RECIPES = {
     "digits": NamedRecipe("Built-in 8×8 digits, MLP: takes seconds, nothing to download.", _MLP),
     "digits-cnn": NamedRecipe("Built-in 8×8 digits, small CNN.", replace(_CNN, data=Digits(), batch=64)),
     "two-view-digits": NamedRecipe(
-        "Pairs of digits side by side, each of which determines the class; MLP.", replace(_MLP, data=Digits(views=2))
+        "Pairs of digits side by side, each of which determines the class; MLP.",
+        replace(
+            _MLP,
+            data=Digits(views=2),
+            model=MLPConfig((64, 32)),
+            schedule="one-cycle",
+            decay_epochs=(),
+            learning_rate=0.1,
+        ),
     ),
     "mnist-cnn": NamedRecipe("MNIST, small CNN.", replace(_CNN, data=MNIST())),
     "fashion-mnist-cnn": NamedRecipe("Fashion-MNIST, small CNN.", replace(_CNN, data=FashionMNIST())),
