@@ -39,6 +39,8 @@ class Search:
     """Also train Deep Ensembles, and show the differences from them on the held-out examples."""
     seeds: int = 1
     """Number of seeds for each candidate."""
+    first_seed: int = 0
+    """The first seed; the others follow it. Seeds that no test run uses keep the choice independent of the test."""
     workers: int = 1
     """Number of processes on this machine that train candidates in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
@@ -70,6 +72,7 @@ def main(args: list[str]) -> None:
         "paper",
         search.out,
         seeds=search.seeds,
+        first_seed=search.first_seed,
         shard=search.shard,
         workers=search.workers,
         compute=options.compute,
@@ -102,6 +105,8 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
     if not metric.better:
         directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
         raise ValueError(f"--by {search.by} cannot rank candidates; choose one of {', '.join(directed)}.")
+    if "human" in metric.key:
+        raise ValueError(f"--by {search.by} needs human labels, which held-out training examples do not have.")
     candidates: dict[str, dict[str, float]] = {}
     rows = []
     data = HeldOut(recipe.data, search.held_out, recipe.split_seed)

@@ -12,12 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from featureflock.data import DataSet, Splits
 from featureflock.evaluation import cam_cache
 from featureflock.evaluation import predictions as cache
 from featureflock.evaluation.cam_cache import CachedMaps, MapKind
 from featureflock.evaluation.comparison import compare, notes
 from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
+from featureflock.evaluation.human_labels import read_human_labels
 from featureflock.evaluation.images import are_images
 from featureflock.evaluation.metrics.registry import summarise
 from featureflock.evaluation.predictions import ExampleCallback, Predictor, load_predictions
@@ -65,6 +68,8 @@ class EvaluationPlan:
     """Images whose class activation maps are compared."""
     names: list[str] = field(default_factory=list)
     """Short name of each run."""
+    human: Tensor | None = None
+    """Distribution of human labels of each example of the whole test set, (N, C)."""
 
 
 def evaluate_runs(
@@ -73,6 +78,8 @@ def evaluate_runs(
     *,
     data: DataSet | None = None,
     titles: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    endpoints: Sequence[str] = (),
     compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, task: None,
     log: Log = lambda text: None,
@@ -80,20 +87,24 @@ def evaluate_runs(
     """Measure finished runs and compare them.
 
     Args:
-        folders: run folders of one data set: methods × seeds. Runs that differ in their seed alone are averaged, and
-            differences vs Deep Ensembles are paired by seed.
+        folders: run folders of one data set: methods × seeds. Runs that differ in their seed alone (or in seed and
+            split_seed, if these are equal) are averaged, and differences vs Deep Ensembles are paired by seed.
         protocol: the test sets to use.
         data: the data set, if the runs were trained on custom data.
         titles: row title of each run; by default its method and what tells groups of one method apart.
+        sizes: number of members of each run to evaluate, the first ones; by default all. A folder may appear with
+            several sizes. Class activation maps are those for the class that all trained members predict.
+        endpoints: keys of metrics whose p-values are corrected for one another, row by row, by Holm's method.
         compute: device, memory format and execution mode.
         progress: called after each batch.
         log: called with messages for the user.
     """
-    plan = plan_evaluation(folders, protocol, data, log)
+    plan = plan_evaluation(folders, protocol, data, log, sizes)
     _compute_predictions(plan, compute, progress)
     log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
     measured = {str(run): measure_run(run, plan, name) for run, name in zip(plan.runs, plan.names, strict=True)}
-    return _compare(plan, measured, dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}, log)
+    by_run = dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}
+    return _compare(plan, measured, by_run, endpoints, log)
 
 
 def cache_predictions(folders: Sequence[Path | str], protocol: EvaluationProtocol, compute: ComputeConfig) -> None:
@@ -102,14 +113,22 @@ def cache_predictions(folders: Sequence[Path | str], protocol: EvaluationProtoco
 
 
 def plan_evaluation(
-    folders: Sequence[Path | str], protocol: EvaluationProtocol, data: DataSet | None = None, log: Log = lambda _: None
+    folders: Sequence[Path | str],
+    protocol: EvaluationProtocol,
+    data: DataSet | None = None,
+    log: Log = lambda _: None,
+    sizes: Sequence[int] = (),
 ) -> EvaluationPlan:
     """Read the runs and prepare their test sets, which must be the same for all."""
     if not folders:
         raise ValueError("Give at least one run to evaluate.")
-    runs = [read_run(folder) for folder in folders]
+    chosen: Sequence[int | None] = sizes or [None] * len(folders)
+    runs = [read_run(folder, size) for folder, size in zip(folders, chosen, strict=True)]
     data_set = runs[0].data() if data is None else data
     splits = data_set.load()
+    human = None
+    if protocol.human_labels is not None:
+        human = read_human_labels(protocol.human_labels, splits.test.labels, splits.classes)
     for run in runs[1:] if data is None else []:
         first, other = runs[0].recipe["data"], run.recipe["data"]
         if other != first and run.data().load().test.identity() != splits.test.identity():
@@ -117,7 +136,7 @@ def plan_evaluation(
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
     test_sets = all_test_sets(splits, data_set, protocol, log)
     mapped = cam_cache.images_to_map(test_sets, protocol) if are_images(splits.test) else {}
-    return EvaluationPlan(runs, splits, data_set, test_sets, mapped, _names(runs))
+    return EvaluationPlan(runs, splits, data_set, test_sets, mapped, _names(runs), human)
 
 
 def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun:
@@ -136,7 +155,9 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
     on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels))
-    predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: cached.maps for kind, cached in maps.items()})
+    by_kind: dict[str, Tensor] = {kind: cached.maps for kind, cached in maps.items()}
+    human = None if plan.human is None else plan.human[clean.positions]
+    predictions = RunPredictions(on_clean, views, corrupted, ood, by_kind, human)
     result = RunResult(
         name=name,
         method=run.method,
@@ -160,7 +181,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
 
 def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
     """Compute and cache the predictions and maps that are missing."""
-    pairs = zip(plan.runs, plan.names, strict=True)
+    pairs = {run.folder.path: (run, name) for run, name in zip(plan.runs, plan.names, strict=True)}.values()
     tasks = [task for run, name in pairs for task in _missing(Predictor(run, compute), name, plan)]
     total, before, count = sum(size for _, size, _ in tasks), 0, len(tasks)
     try:
@@ -199,11 +220,13 @@ def _predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallbac
     cache.store_predictions(predictor.run, test_set, cache.predict(predictor, test_set, tick))
 
 
-def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], log: Log) -> Evaluation:
+def _compare(
+    plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], endpoints: Sequence[str], log: Log
+) -> Evaluation:
     """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
     groups = group_runs(plan.runs, titles)
     runs = {name: each.result for name, each in measured.items()}
-    compared = [compare(group, groups, runs) for group in groups]
+    compared = [compare(group, groups, runs, endpoints) for group in groups]
     for remark in (remarks := notes(list(runs.values()), compared, len(plan.test_sets[0].positions))):
         log(remark)
     firsts = {group.title: measured[str(group.runs[0])] for group in groups}
@@ -233,9 +256,10 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
 def _names(runs: list[TrainedRun]) -> list[str]:
     """Short names of runs: the last part of their paths, or as many parts as are needed to tell them apart."""
     parts, depth = [run.folder.path.absolute().parts for run in runs], 1
-    while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
+    while len({part[-depth:] for part in parts}) < len(set(parts)) and depth < max(map(len, parts)):
         depth += 1
-    return ["/".join(part[-depth:]) for part in parts]
+    ends = ["" if run.first_members is None else f", first {run.first_members} members" for run in runs]
+    return ["/".join(part[-depth:]) + end for part, end in zip(parts, ends, strict=True)]
 
 
 def _data_name(data: DataSet) -> str:

@@ -48,6 +48,9 @@ class EvaluationProtocol:
     default noise and the data sets in the cache. Give the flag without a value for none."""
     maps: int = 500
     """Number of clean and of corrupted images whose class activation maps are compared; 0 for none."""
+    human_labels: Path | None = None
+    """File of human labels of the test set, such as cifar10h-counts.npy: counts or probabilities (examples, classes) in
+    the order of the test set. Predictions are then compared with them as well."""
 
     def __post_init__(self) -> None:
         for name in self.corruptions:
