@@ -87,7 +87,8 @@ def human_scores(log_probs: Tensor, human: Tensor) -> HumanScores:
         raise ValueError(f"log_probs {tuple(log_p.shape)} and human {tuple(h.shape)} must have the same shape.")
     h = h.to(log_p.device)
     cross_entropy = -torch.where(h > 0, h * log_p, 0).sum(1).mean().item()
-    return HumanScores(cross_entropy, _spearman(_entropy(log_p.exp()), _entropy(h)))
+    # The same counts of other classes are ties, which rounding errors of the sum must not break.
+    return HumanScores(cross_entropy, _spearman(_entropy(log_p.exp()), _entropy(h).round(decimals=12)))
 
 
 def calibrated_human_scores(log_probs: Tensor, human: Tensor, temperatures: Sequence[float]) -> HumanScores:
