@@ -100,7 +100,8 @@ def read_run(folder: Path | str, first_members: int | None = None) -> TrainedRun
         if not valid:
             raise ValueError(f"{run.path / name}.json is not a file that `featureflock train` wrote; was it modified?")
     if first_members is not None:
-        if not 1 <= first_members <= (trained := result.get("members", first_members)):
+        trained = result.get("members", first_members)
+        if not 1 <= first_members <= trained:
             raise ValueError(f"{run} has {trained} members, so its first {first_members} cannot be evaluated.")
         first_members = None if first_members == trained else first_members
         recipe = recipe if first_members is None else {**recipe, "members": first_members}
