@@ -85,7 +85,8 @@ def get(name: Name, from_: From = None) -> None:
 
     Args:
         name: Data set; `featureflock data list` lists them.
-        from_: Read the published files in this folder (extracted or in their archive) instead of downloading.
+        from_: Read the published files in this folder (extracted or in their archive) instead of downloading; for CIFAR
+            also class folders of images, train/<class>/*.png and test/<class>/*.png.
     """
     console = make_console()
     with _download_progress(console) as progress:

@@ -35,6 +35,8 @@ class Options:
     """smoke: built-in digits, seconds. laptop: small networks on CIFAR-10, hours. paper: as in the paper, on GPUs."""
     seeds: int | None = None
     """Number of seeds; by default 2 (smoke), 3 (laptop), or the paper's number."""
+    first_seed: int = 0
+    """The first seed; the others follow it."""
     workers: int = 1
     """Number of processes on this machine that train runs in parallel."""
     shard: Annotated[str, tyro.conf.arg(metavar="I/K")] = "1/1"
@@ -60,7 +62,11 @@ def main(args: list[str]) -> None:
     studies = dict(STUDIES) if options.names == ("all",) else {name: STUDIES[name] for name in options.names}
     out, compute = options.out / options.scale, ComputeConfig(device=options.device)
     if len(studies) > 1:
-        runs = [run for study in studies.values() for run in study_runs(study, options.scale, out, options.seeds)]
+        runs = [
+            run
+            for study in studies.values()
+            for run in study_runs(study, options.scale, out, options.seeds, options.first_seed)
+        ]
         _print_cost(console, f"{len(studies)} studies", runs)
     for name, study in studies.items():
         status = run_with_progress(
@@ -70,6 +76,7 @@ def main(args: list[str]) -> None:
             options.scale,
             out,
             seeds=options.seeds,
+            first_seed=options.first_seed,
             shard=options.shard,
             workers=options.workers,
             compute=compute,
@@ -86,6 +93,7 @@ def run_with_progress(
     out: Path,
     *,
     seeds: int | None,
+    first_seed: int = 0,
     shard: str = "1/1",
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
@@ -96,15 +104,18 @@ def run_with_progress(
     for flag, value in (("seeds", seeds), ("workers", workers)):
         if value is not None and value < 1:
             raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    if first_seed < 0:
+        raise ValueError(f"--first-seed must be at least 0; got {first_seed}.")
     worker = Shard.parse(shard)
     check_folder(out)
-    _print_cost(console, f"{name}: {study.title}", study_runs(study, scale, out, seeds))
+    _print_cost(console, f"{name}: {study.title}", study_runs(study, scale, out, seeds, first_seed))
     with progress_bar(console, "runs") as training_progress, progress_bar(console, "examples") as progress:
         status = run_study(
             study,
             scale,
             out,
             seeds=seeds,
+            first_seed=first_seed,
             shard=worker,
             workers=workers,
             compute=compute,

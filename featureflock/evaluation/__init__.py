@@ -22,12 +22,20 @@ from featureflock.evaluation.metrics.classification import (
 from featureflock.evaluation.metrics.registry import METRICS, Metric
 from featureflock.evaluation.ood import detection, out_of_distribution
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.evaluation.statistics import paired_difference
+from featureflock.evaluation.statistics import holm, paired_difference
 from featureflock.evaluation.test_sets import EvaluationProtocol
 
 __all__ = ["METRICS", "Evaluation", "EvaluationProtocol", "EvaluationResults", "Metric", "evaluate_runs"]
 __all__ += ["accuracy", "aurc", "average", "brier", "ece", "member_accuracy", "nll", "reliability", "risk_coverage"]
-__all__ += ["calibrate", "calibrated", "deep_ensemble_equivalent", "fit_temperature", "paired_difference", "scores"]
+__all__ += [
+    "calibrate",
+    "calibrated",
+    "deep_ensemble_equivalent",
+    "fit_temperature",
+    "holm",
+    "paired_difference",
+    "scores",
+]
 __all__ += ["conditional_redundancy", "disagreement", "member_diversity", "mutual_information", "predictive_variance"]
 __all__ += ["cam_grid", "cam_similarity", "cam_similarity_matrix", "class_activation_maps", "detection"]
 __all__ += ["out_of_distribution", "tempered"]

@@ -54,7 +54,10 @@ def has_convolutions(predictor: Predictor) -> bool:
 def load_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> CachedMaps | None:
     """The cached maps; None if there are none."""
     tensors = read_cache(run, f"maps-{kind}", _identity(chosen), CachedMaps._fields)
-    return None if tensors is None else CachedMaps(**tensors)
+    if tensors is None:
+        return None
+    cached, n = CachedMaps(**tensors), run.first_members
+    return cached._replace(maps=cached.maps[:n], classes=cached.classes[:n])
 
 
 def store_maps(predictor: Predictor, kind: MapKind, chosen: list[EvaluationSet], tick: ExampleCallback) -> None:

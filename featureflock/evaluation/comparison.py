@@ -61,11 +61,14 @@ def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: i
     return messages
 
 
-def compare(group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, RunResult]) -> GroupResult:
+def compare(
+    group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, RunResult], endpoints: Sequence[str] = ()
+) -> GroupResult:
     """Compare one of several groups with Deep Ensembles; `results` are by str(run).
 
-    The baseline is the Deep Ensembles that share seeds with the group and differ from it in the fewest recipe fields.
-    The deep-ensemble equivalent is measured against the largest of the Deep Ensembles that differ least.
+    The baseline is the Deep Ensembles that share seeds with the group and differ from it in the fewest recipe fields;
+    of several, those of the same size. The p-values of the endpoints are corrected by Holm's method. The deep-ensemble
+    equivalent is measured against the largest of the Deep Ensembles that differ least.
     """
     first, runs = group.runs[0], [results[str(run)] for run in group.runs]
     summaries = {run.seed: run.summary for run in runs}
@@ -75,14 +78,15 @@ def compare(group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, R
     deep_ensembles = [other for other in groups if other.runs[0].method == DeepEnsembles.title]
     differing = {other.title: differing_fields(first, other.runs[0]) for other in deep_ensembles}
 
-    def distance(other: RunGroup) -> tuple[int, int, int]:
+    sizes = {other.title: results[str(other.runs[0])].members for other in deep_ensembles}
+
+    def distance(other: RunGroup) -> tuple[int, int, bool, int]:
         shared = len(summaries.keys() & {run.seed for run in other.runs})
-        return -min(shared, 1), len(differing[other.title]), -shared
+        return -min(shared, 1), len(differing[other.title]), sizes[other.title] != runs[0].members, -shared
 
     others = [] if first.method == DeepEnsembles.title else deep_ensembles
     baseline = min(others, key=distance, default=None)
     theirs = {run.seed: results[str(run)].summary for run in baseline.runs} if baseline is not None else {}
-    sizes = {other.title: results[str(other.runs[0])].members for other in deep_ensembles}
     best = min(deep_ensembles, key=lambda other: (len(differing[other.title]), -sizes[other.title]), default=None)
     curve = {} if at_bound or best is None else _curve([results[str(run)] for run in best.runs])
     worth = deep_ensemble_equivalent(-metrics["nll"].mean, curve) if curve else None
@@ -95,7 +99,7 @@ def compare(group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, R
         metrics=metrics,
         baseline=None if baseline is None else baseline.title,
         baseline_differs_in=[] if baseline is None else differing[baseline.title],
-        differences=paired_differences(summaries, theirs) if theirs else {},
+        differences=paired_differences(summaries, theirs, endpoints) if theirs else {},
         deep_ensemble_equivalent=f"more than {max(curve)}" if worth == math.inf else worth,
         temperature_at_bound=at_bound,
         corrupted_temperature_at_bound=any(run.temperature_at_bound("corrupted_nll") for run in runs),

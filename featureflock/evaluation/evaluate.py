@@ -6,11 +6,14 @@
 Predictions are cached in the run folders, so that an interrupted evaluation resumes and nothing is computed twice.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from torch import Tensor
 
 from featureflock.data import DataSet, Splits
 from featureflock.ensemble.ensemble import Ensemble
@@ -20,6 +23,7 @@ from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.cam_cache import CachedMaps, MapKind
 from featureflock.evaluation.comparison import compare, notes
 from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
+from featureflock.evaluation.human_labels import read_human_labels
 from featureflock.evaluation.images import are_images
 from featureflock.evaluation.metrics.registry import summarise
 from featureflock.evaluation.predictions import ExampleCallback, Predictor, load_predictions
@@ -31,7 +35,7 @@ from featureflock.evaluation.run_predictions import (
     SetPredictions,
     cross_validation,
 )
-from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
+from featureflock.evaluation.runs import TrainedRun, group_runs, read_run, without_seed
 from featureflock.evaluation.test_sets import CalibrationChoice, EvaluationProtocol, EvaluationSet, Log, all_test_sets
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
@@ -75,6 +79,8 @@ class EvaluationPlan:
     """Short name of each run."""
     custom_data: DataSet | None = None
     """The data set, if it was not read from the runs."""
+    human: Tensor | None = None
+    """Distribution of human labels of each example of the whole test set, (N, C)."""
 
     def validation_set(self, run: TrainedRun) -> EvaluationSet | None:
         """The validation examples of a run; None if there are none."""
@@ -87,6 +93,8 @@ def evaluate_runs(
     *,
     data: DataSet | None = None,
     titles: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    endpoints: Sequence[str] = (),
     compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, task: None,
     log: Log = lambda text: None,
@@ -94,25 +102,31 @@ def evaluate_runs(
     """Measure finished runs and compare them.
 
     Args:
-        folders: run folders of one data set: methods × seeds. Runs that differ in their seed alone are averaged, and
-            differences vs Deep Ensembles are paired by seed.
+        folders: run folders of one data set: methods × seeds. Runs that differ in their seed alone (or in seed and
+            split_seed, if these are equal) are averaged, and differences vs Deep Ensembles are paired by seed.
         protocol: the test sets to use.
         data: the data set, if the runs were trained on custom data.
         titles: row title of each run; by default its method and what tells groups of one method apart.
+        sizes: number of members of each run to evaluate, the first ones; by default all. A folder may appear with
+            several sizes. Class activation maps are those for the class that all trained members predict.
+        endpoints: keys of metrics whose p-values are corrected for one another, row by row, by Holm's method.
         compute: device, memory format and execution mode.
         progress: called after each batch.
         log: called with messages for the user.
     """
-    plan = plan_evaluation(folders, protocol, data, log)
-    _compute_predictions(plan, compute, progress)
-    log(f"Computing metrics of {len(plan.runs)} run{'s' * (len(plan.runs) > 1)} on {len(plan.test_sets)} test sets.")
-    calibrations, note = _calibrations(plan, protocol.calibration, compute, progress)
-    measured = {
-        str(run): measure_run(run, plan, name, calibration)
-        for run, name, calibration in zip(plan.runs, plan.names, calibrations, strict=True)
-    }
-    row_titles = dict(zip(map(str, plan.runs), titles, strict=True)) if titles else {}
-    return _compare(plan, measured, row_titles, log, note)
+    runs = _read_runs(folders, sizes)
+    plans = _plans(runs, protocol, data, log)
+    for plan in plans:
+        _compute_predictions(plan, compute, progress)
+    log(f"Computing metrics of {len(runs)} run{'s' * (len(runs) > 1)} on {len(plans[0].test_sets)} test sets.")
+    calibrations, note = _calibrations(plans, protocol.calibration, compute, progress)
+    measured: dict[str, MeasuredRun] = {}
+    for plan in plans:
+        for run, name in zip(plan.runs, plan.names, strict=True):
+            measured[str(run)] = measure_run(run, plan, name, calibrations[str(run)])
+    measured = {str(run): measured[str(run)] for run in runs}
+    by_run = dict(zip(map(str, runs), titles, strict=True)) if titles else {}
+    return _compare(plans, runs, measured, by_run, endpoints, log, note)
 
 
 def cache_predictions(
@@ -132,14 +146,44 @@ def cache_predictions(
 
 
 def plan_evaluation(
-    folders: Sequence[Path | str], protocol: EvaluationProtocol, data: DataSet | None = None, log: Log = lambda _: None
+    folders: Sequence[Path | str],
+    protocol: EvaluationProtocol,
+    data: DataSet | None = None,
+    log: Log = lambda _: None,
+    sizes: Sequence[int] = (),
 ) -> EvaluationPlan:
     """Read the runs and prepare their test sets, which must be the same for all."""
+    return _plan(_read_runs(folders, sizes), protocol, data, log)
+
+
+def _read_runs(folders: Sequence[Path | str], sizes: Sequence[int]) -> list[TrainedRun]:
     if not folders:
         raise ValueError("Give at least one run to evaluate.")
-    runs = [read_run(folder) for folder in folders]
+    members: Sequence[int | None] = sizes or [None] * len(folders)
+    return [read_run(folder, size) for folder, size in zip(folders, members, strict=True)]
+
+
+def _plans(
+    runs: Sequence[TrainedRun], protocol: EvaluationProtocol, data: DataSet | None, log: Log
+) -> list[EvaluationPlan]:
+    """A plan for each data set. Several are allowed if they differ in their seed alone."""
+    by_data: dict[str, list[TrainedRun]] = {}
+    for run in runs:
+        by_data.setdefault(json.dumps(run.recipe["data"]) if data is None else "", []).append(run)
+    if len({json.dumps(without_seed(run.recipe["data"])) for run in runs}) > 1:
+        by_data = {"": list(runs)}
+    parts = list(by_data.values())
+    plans = [_plan(part, protocol, data, log if k == 0 else lambda _: None) for k, part in enumerate(parts)]
+    names = dict(zip(map(str, runs), _names(runs), strict=True))
+    return [replace(plan, names=[names[str(run)] for run in plan.runs]) for plan in plans]
+
+
+def _plan(runs: list[TrainedRun], protocol: EvaluationProtocol, data: DataSet | None, log: Log) -> EvaluationPlan:
     data_set = runs[0].data() if data is None else data
     splits = data_set.load()
+    human = None
+    if protocol.human_labels is not None:
+        human = read_human_labels(protocol.human_labels, splits.test.labels, splits.classes)
     for run in runs[1:] if data is None else []:
         first, other = runs[0].recipe["data"], run.recipe["data"]
         if other != first and run.data().load().test.identity() != splits.test.identity():
@@ -147,7 +191,7 @@ def plan_evaluation(
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
     chosen = all_test_sets(splits, data_set, protocol, log)
     mapped = cam_cache.images_to_map(chosen, protocol) if are_images(splits.test) else {}
-    return EvaluationPlan(runs, splits, data_set, chosen, mapped, _names(runs), data)
+    return EvaluationPlan(runs, splits, data_set, chosen, mapped, _names(runs), data, human)
 
 
 def measure_run(
@@ -168,7 +212,9 @@ def measure_run(
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
     on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels), calibration)
-    predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: cached.maps for kind, cached in maps.items()})
+    by_kind: dict[str, Tensor] = {kind: cached.maps for kind, cached in maps.items()}
+    human = None if plan.human is None else plan.human[clean.positions]
+    predictions = RunPredictions(on_clean, views, corrupted, ood, by_kind, human)
     result = RunResult(
         name=name,
         method=run.method,
@@ -191,41 +237,42 @@ def measure_run(
 
 
 def _calibrations(
-    plan: EvaluationPlan, choice: CalibrationChoice, compute: ComputeConfig, progress: EvaluationProgress
-) -> tuple[list[Calibration], str]:
+    plans: Sequence[EvaluationPlan], choice: CalibrationChoice, compute: ComputeConfig, progress: EvaluationProgress
+) -> tuple[Mapping[str, Calibration], str]:
     """How each run is calibrated, the same way for all, and a note if it is not by cross-validation."""
-    crossed: tuple[list[Calibration], str] = [cross_validation] * len(plan.runs), ""
+    runs = [(run, name, plan) for plan in plans for run, name in zip(plan.runs, plan.names, strict=True)]
+    crossed: tuple[dict[str, Calibration], str] = {str(run): cross_validation for run, _, _ in runs}, ""
     at_bound = 0
     if choice == "auto":
-        for run in plan.runs:
+        for run, _, plan in runs:
             log_probs, labels, _ = load_predictions(run, plan.test_sets[0])
             at_bound += BOUNDS[0] in cross_validation(log_probs, labels, range(len(log_probs))).temperatures
     if choice == "cross-validation" or (choice == "auto" and not at_bound):
         return crossed
-    sets = [plan.validation_set(run) for run in plan.runs]
-    for run, validation in zip(plan.runs, sets, strict=True):
+    sets: dict[str, EvaluationSet] = {}
+    tasks = list[_Task]()
+    for run, name, plan in runs:
+        validation = plan.validation_set(run)
         if validation is None:
             if choice == "auto":
                 return crossed
             advice = "train it with --validation 500, or choose another --calibration"
             raise ValueError(f"{run} has no validation examples to fit a temperature on; {advice}.")
-    chosen = [(run, validation) for run, validation in zip(plan.runs, sets, strict=True) if validation is not None]
-    tasks = list[_Task]()
-    for (run, validation), name in zip(chosen, plan.names, strict=True):
+        sets[str(run)] = validation
         tasks += _missing_predictions(Predictor(run, compute), name, [validation])
     _run_tasks(tasks, progress)
-    held_out = [HeldOutCalibration(*load_predictions(run, validation)[:2]) for run, validation in chosen]
-    if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out):
+    held_out = {str(run): HeldOutCalibration(*load_predictions(run, sets[str(run)])[:2]) for run, _, _ in runs}
+    if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out.values()):
         return crossed
     why = (
-        f" On the clean test set, {at_bound} of {len(plan.runs)} runs predict a half of the cross-validation without "
+        f" On the clean test set, {at_bound} of {len(runs)} runs predict a half of the cross-validation without "
         "error, which determines no temperature."
         if at_bound
         else ""
     )
-    count = f"{len(chosen[0][1].positions):,} validation examples"
+    count = f"{len(next(iter(sets.values())).positions):,} validation examples"
     note = f"Each run has one temperature for all test sets, fitted on its {count}.{why}"
-    return [*held_out], note
+    return held_out, note
 
 
 def _compute_predictions(
@@ -235,12 +282,13 @@ def _compute_predictions(
     load_ensemble: Callable[[], Ensemble] | None = None,
 ) -> None:
     """Compute and cache the predictions and maps that are missing."""
-    predictors = [Predictor(run, compute, load_ensemble) for run in plan.runs]
-    pairs = zip(predictors, plan.names, strict=True)
-    _run_tasks([task for predictor, name in pairs for task in _missing(predictor, name, plan)], progress)
+    pairs = {run.folder.path: (run, name) for run, name in zip(plan.runs, plan.names, strict=True)}.values()
+    predictors = [(Predictor(run, compute, load_ensemble), name) for run, name in pairs]
+    _run_tasks([task for predictor, name in predictors for task in _missing(predictor, name, plan)], progress)
 
 
 def _run_tasks(tasks: list[_Task], progress: EvaluationProgress) -> None:
+    """Run the tasks in order; after an interrupt, those that are finished stay cached."""
     total, before, count = sum(size for _, size, _ in tasks), 0, len(tasks)
     try:
         while tasks:
@@ -280,16 +328,23 @@ def _predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallbac
 
 
 def _compare(
-    plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dict[str, str], log: Log, note: str
+    plans: Sequence[EvaluationPlan],
+    read: Sequence[TrainedRun],
+    measured: dict[str, MeasuredRun],
+    titles: dict[str, str],
+    endpoints: Sequence[str],
+    log: Log,
+    note: str,
 ) -> Evaluation:
     """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
-    groups = group_runs(plan.runs, titles)
+    plan, groups = plans[0], group_runs(read, titles)
     runs = {name: each.result for name, each in measured.items()}
-    compared = [compare(group, groups, runs) for group in groups]
+    compared = [compare(group, groups, runs, endpoints) for group in groups]
     remarks = [note] * bool(note) + notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)
-    firsts = {group.title: measured[str(group.runs[0])] for group in groups}
+    shown = {group.title: [run for run in group.runs if str(run) in map(str, plan.runs)] for group in groups}
+    firsts = {title: measured[str(runs[0])] for title, runs in shown.items() if runs}
     several = {title: run for title, run in firsts.items() if run.result.members > 1}
     disputed, images = disputed_examples({title: run.votes for title, run in several.items()}, plan.splits.test)
     baseline = next((group.baseline for group in compared if group.baseline is not None), None)
@@ -313,12 +368,13 @@ def _compare(
     return Evaluation(results, images | drawn)
 
 
-def _names(runs: list[TrainedRun]) -> list[str]:
+def _names(runs: Sequence[TrainedRun]) -> list[str]:
     """Short names of runs: the last part of their paths, or as many parts as are needed to tell them apart."""
     parts, depth = [run.folder.path.absolute().parts for run in runs], 1
-    while len({part[-depth:] for part in parts}) < len(runs) and depth < max(map(len, parts)):
+    while len({part[-depth:] for part in parts}) < len(set(parts)) and depth < max(map(len, parts)):
         depth += 1
-    return ["/".join(part[-depth:]) for part in parts]
+    ends = ["" if run.first_members is None else f", first {run.first_members} members" for run in runs]
+    return ["/".join(part[-depth:]) + end for part, end in zip(parts, ends, strict=True)]
 
 
 def _data_name(data: DataSet) -> str:

@@ -108,7 +108,7 @@ def load_predictions(run: TrainedRun, test_set: EvaluationSet) -> Predictions:
         raise ValueError(f"{run} has no predictions on {test_set.name}; evaluate it first.")
     log_probs, labels, positions, _ = tensors.values()
     mask = torch.isin(positions, test_set.positions)
-    return Predictions(log_probs[:, mask], labels[mask], positions[mask])
+    return Predictions(log_probs[: run.first_members, mask], labels[mask], positions[mask])
 
 
 def predict(predictor: Predictor, test_set: EvaluationSet, tick: ExampleCallback = lambda done: None) -> Predictions:

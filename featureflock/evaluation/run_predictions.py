@@ -21,6 +21,7 @@ from featureflock.evaluation import views as view_metrics
 from featureflock.evaluation.calibration import Calibrated, calibrated, fit_temperature, tempered
 from featureflock.evaluation.diversity import member_diversity
 from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
+from featureflock.evaluation.human_labels import HumanScores, calibrated_human_scores, human_scores
 from featureflock.evaluation.metrics import classification as metrics
 from featureflock.evaluation.metrics.classification import average, mean_scores
 from featureflock.evaluation.ood import out_of_distribution
@@ -99,6 +100,8 @@ class RunPredictions:
     """By OOD set; labels are not used."""
     maps: Mapping[str, Tensor] = field(default_factory=dict)
     """Class activation maps (n, B, h, w) of some images, by kind of test set: clean, corrupted."""
+    human: Tensor | None = None
+    """Distribution of human labels of each clean example, (B, C); None if not given."""
 
     @property
     def severities(self) -> list[str]:
@@ -162,6 +165,17 @@ class RunPredictions:
             detected = out_of_distribution(clean, predictions.log_probs.double().exp())
             results[name] = {measure: part._asdict() for measure, part in detected._asdict().items()}
         return results
+
+    @cached_property
+    def human_scores(self) -> dict[str, HumanScores]:
+        """Closeness to human labels, calibrated and raw; empty without human labels."""
+        if self.human is None:
+            return {}
+        log_p, temperatures = average(self.clean.log_probs), self.clean.scores.temperatures
+        return {
+            "calibrated": calibrated_human_scores(log_p, self.human, temperatures),
+            "raw": human_scores(log_p, self.human),
+        }
 
     @cached_property
     def map_similarity(self) -> dict[str, schema.MapSimilarity]:

@@ -1,8 +1,12 @@
-"""Trained runs, read from their folders and grouped into those that differ in their seed alone."""
+"""Trained runs, read from their folders and grouped into those that differ in their seed alone.
+
+The seed may come with another subset of the training data, or with other data: runs with `split_seed` or the seed of
+the data set equal to `seed` are one group too.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +32,14 @@ class TrainedRun:
     """One entry per epoch."""
     weights: str
     """SHA-256 of the trained weights."""
+    first_members: int | None = None
+    """Evaluate only the first members, a smaller ensemble; None for all."""
+    new_subset: bool = False
+    """Whether the run belongs to a group in which each seed has its own training data: `split_seed`, or the seed of the
+    data set, equals `seed`."""
 
     def __str__(self) -> str:
-        return str(self.folder)
+        return str(self.folder) if self.first_members is None else f"{self.folder}, first {self.first_members} members"
 
     @property
     def seed(self) -> int:
@@ -67,8 +76,12 @@ class RunGroup(NamedTuple):
     runs: list[TrainedRun]
 
 
-def read_run(folder: Path | str) -> TrainedRun:
-    """Read a finished run; anything else is refused with a clear message."""
+def read_run(folder: Path | str, first_members: int | None = None) -> TrainedRun:
+    """Read a finished run; anything else is refused with a clear message.
+
+    With `first_members`, it is the smaller ensemble of these members, as if it had been trained with so many. That is
+    what it is for methods without interaction of the members, such as Deep Ensembles.
+    """
     run = RunFolder(Path(folder))
     if not run.path.is_dir():
         what = "is a file" if run.path.exists() else "does not exist"
@@ -88,17 +101,26 @@ def read_run(folder: Path | str) -> TrainedRun:
     for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", finished)):
         if not valid:
             raise ValueError(f"{run.path / name}.json is not a file that `featureflock train` wrote; was it modified?")
-    return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights)
+    if first_members is not None:
+        trained = result.get("members", first_members)
+        if not 1 <= first_members <= trained:
+            raise ValueError(f"{run} has {trained} members, so its first {first_members} cannot be evaluated.")
+        first_members = None if first_members == trained else first_members
+        recipe = recipe if first_members is None else {**recipe, "members": first_members}
+    return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights, first_members)
 
 
 def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = None) -> list[RunGroup]:
     """Group runs that differ in their seed alone, in the order in which they were given.
 
+    Runs of several seeds whose `split_seed` equals their `seed` are one group as well: each seed has its own training
+    subset.
+
     The title of a group is its method. Groups of the same method get the fields in which they differ as well. `titles`
     by run are used instead if they tell all groups apart.
     """
     by_recipe: dict[str, list[TrainedRun]] = {}
-    for run in runs:
+    for run in _mark_new_subsets(runs):
         group = by_recipe.setdefault(json.dumps(_fields(run), sort_keys=True), [])
         if (twin := next((other for other in group if other.seed == run.seed), None)) is not None:
             raise ValueError(f"{twin} and {run} have the same recipe and seed; give only one of them.")
@@ -132,6 +154,46 @@ def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
     return f"{run.method} ({', '.join(words)})" if words else run.method
 
 
+def _mark_new_subsets(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    """The runs, with `new_subset` set where each seed of a recipe has its own training subset.
+
+    That is so for runs whose `split_seed`, or the seed of whose data set, equals `seed`, if no other seed was trained
+    on the same data, and if at least two of them differ in nothing else: a single run may be either.
+    """
+    by_split: dict[str, list[TrainedRun]] = {}
+    for run in runs:
+        by_split.setdefault(json.dumps(_fields(run), sort_keys=True), []).append(run)
+    alone = {
+        str(run)
+        for group in by_split.values()
+        if len({run.seed for run in group}) == 1 and group[0].seed in _seeds_of_data(group[0])
+        for run in group
+    }
+    marked = [replace(run, new_subset=True) if str(run) in alone else run for run in runs]
+    recipes = [json.dumps(_fields(run), sort_keys=True) for run in marked if run.new_subset]
+    return marked if len(set(recipes)) < len(recipes) else list(runs)
+
+
+def _seeds_of_data(run: TrainedRun) -> set[Any]:
+    fields = dict(flatten(run.recipe))
+    return {fields[key] for key in _data_seeds(fields)}
+
+
+def without_seed(data: Any) -> Any:
+    """The data set of a recipe in JSON, without its seed and those of the data sets that it wraps."""
+    if not isinstance(data, dict):
+        return data
+    return {key: without_seed(part) for key, part in data.items() if key != "seed"}
+
+
 def _fields(run: TrainedRun) -> dict[str, Any]:
     """The flat recipe, without the fields in which runs of one group may differ."""
-    return {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}
+    fields = {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}
+    if run.new_subset:
+        fields |= {key: "seed" for key in _data_seeds(fields) if fields[key] == run.seed}
+    return fields
+
+
+def _data_seeds(fields: Mapping[str, Any]) -> list[str]:
+    """Fields of a flat recipe that choose training data: split_seed, data.seed, data.data.seed."""
+    return [key for key in fields if key == "split_seed" or (key.startswith("data.") and key.endswith(".seed"))]

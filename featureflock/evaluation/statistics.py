@@ -2,6 +2,8 @@
 
     mean ± sd           x̄,  s = √(Σ (x_k − x̄)² / (m − 1))                        over m seeds
     paired difference   d_k = a_k − b_k for each seed k,    d̄ ± t_{0.975, m−1} · s_d / √m
+    paired t-test       p = P(|T_{m−1}| ≥ |d̄| √m / s_d)
+    Holm's method       p̃_(i) = max_{j ≤ i} min(1, (k − j + 1) p_(j))            of k p-values p_(1) ≤ … ≤ p_(k)
 
 Runs of one seed start from the same initial weights and see the data in the same order, so the difference cancels what
 they share. The interval is Student's, at 95 %, and needs at least two seeds.
@@ -10,13 +12,17 @@ There is no interval where all differences are equal, to rounding: noise may be 
 accuracy on B examples is a multiple of 1/B), and an interval of width zero almost never covers the true mean. A
 difference is called significant if its interval excludes 0 and there are at least 3 seeds: two differences agree in
 sign by chance half of the time.
+
+Of several endpoints that were declared beforehand, one would be significant by chance too often. Their p-values are
+corrected by Holm's method, which bounds the probability of one or more false findings, and they are called significant
+by the corrected value.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.special import stdtrit  # scipy.stats takes a second to import
+from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
 LEVEL, SEEDS_FOR_SIGNIFICANCE = 0.95, 3
 ROUNDING = 1e-6
@@ -40,13 +46,17 @@ class PairedDifference(NamedTuple):
     high: float | None
     """95 % confidence interval; None for one seed, or if all differences are equal."""
     seeds: int
+    p: float | None = None
+    """p-value of the paired t-test, two-sided; None where there is no interval."""
+    p_holm: float | None = None
+    """The p-value corrected by Holm's method for all endpoints; None for a metric that is no endpoint."""
 
     @property
     def significant(self) -> bool | None:
-        """Whether the interval excludes 0; None if undecided: no interval, or fewer than 3 seeds."""
+        """Whether the interval excludes 0, or p_holm < 0.05; None if undecided: no interval, or fewer than 3 seeds."""
         if self.low is None or self.high is None or self.seeds < SEEDS_FOR_SIGNIFICANCE:
             return None
-        return self.low > 0 or self.high < 0
+        return self.low > 0 or self.high < 0 if self.p_holm is None else self.p_holm < 1 - LEVEL
 
 
 def mean(values: Sequence[float]) -> SeedMean:
@@ -68,17 +78,42 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     size = max(abs(value) for seed in seeds for value in (ours[seed], theirs[seed]))
     if sd is None or sd <= ROUNDING * size:
         return PairedDifference(centre, None, None, m)
-    half = float(stdtrit(m - 1, (1 + LEVEL) / 2)) * sd / math.sqrt(m)
-    return PairedDifference(centre, centre - half, centre + half, m)
+    error = sd / math.sqrt(m)
+    half = float(stdtrit(m - 1, (1 + LEVEL) / 2)) * error
+    return PairedDifference(centre, centre - half, centre + half, m, 2 * float(stdtr(m - 1, -abs(centre) / error)))
 
 
 def paired_differences(
-    ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
+    ours: Mapping[int, Mapping[str, float]],
+    theirs: Mapping[int, Mapping[str, float]],
+    endpoints: Sequence[str] = (),
 ) -> dict[str, PairedDifference]:
-    """The paired difference of every metric that all runs have; both arguments by seed, then by metric."""
+    """The paired difference of every metric that all runs have; both arguments by seed, then by metric.
+
+    The p-values of the endpoints are corrected for one another. An endpoint without a p-value counts as one that is not
+    significant.
+    """
     summaries, differences = [*ours.values(), *theirs.values()], {}
     for key in [key for key in summaries[0] if all(key in summary for summary in summaries)]:
         pair = ({seed: summary[key] for seed, summary in each.items()} for each in (ours, theirs))
         if (difference := paired_difference(*pair)) is not None:
             differences[key] = difference
+    p_values = [1.0 if (d := differences.get(key)) is None or d.p is None else d.p for key in endpoints]
+    for key, corrected in zip(endpoints, holm(p_values), strict=True):
+        if key in differences and differences[key].p is not None:
+            differences[key] = differences[key]._replace(p_holm=corrected)
     return differences
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected by Holm's method (1979), in the order given.
+
+    Rejecting those below α bounds the probability of one or more false rejections by α, for any dependence.
+    """
+    if not all(0 <= p <= 1 for p in p_values):  # also false for NaN
+        raise ValueError(f"p-values must be from 0 to 1; got {list(p_values)}.")
+    corrected, largest, k = [0.0] * len(p_values), 0.0, len(p_values)
+    for rank, index in enumerate(sorted(range(k), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (k - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected

@@ -48,7 +48,10 @@ def findings(results: EvaluationResults) -> list[Finding]:
     if len(groups) > 1 and not compared:
         sentences.append(Finding("", "No Deep Ensembles run shares a seed with another method, so none are compared."))
     shown = [g.differences[metric.key] for g in paired for metric in metrics if metric.key in g.differences]
-    intervals = sum(difference.low is not None for difference in shown)
+    intervals = sum(difference.low is not None and difference.p_holm is None for difference in shown)
+    if any(difference.p_holm is not None for difference in shown):
+        text = "The endpoints of the study are tested after Holm’s correction, row by row, at level 0.05."
+        sentences.append(Finding("", text))
     if intervals >= 10:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
         sentences.append(Finding("", text))

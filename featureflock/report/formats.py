@@ -14,6 +14,7 @@ from featureflock.report.views import view_tables
 
 _LATEX = {letter: rf"\{letter}" for letter in "{}$&#%_"} | {letter: f"${letter}$" for letter in "<>|"}
 _LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+_LATEX |= {"ρ": r"$\rho$", "τ": r"$\tau$"}
 _LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "×": r"$\times$", "’": "'", "…": r"\dots{}"}
 _LATEX |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$"}
 

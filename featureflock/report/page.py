@@ -92,7 +92,7 @@ def _counts(results: EvaluationResults) -> list[str]:
 def _glossary(results: EvaluationResults) -> _Facts:
     """Metrics and what they mean; those with the same meaning together."""
     titles: dict[str, list[str]] = {}
-    for metric in metrics_in(results, "clean", "uncalibrated", "members", "views"):
+    for metric in metrics_in(results, "clean", "human", "uncalibrated", "members", "views"):
         titles.setdefault(metric.meaning, []).append(metric.title.removesuffix(", %"))
     return [(", ".join(names), meaning[:1].upper() + meaning[1:]) for meaning, names in titles.items() if meaning]
 
@@ -119,7 +119,7 @@ def _test_sets(results: EvaluationResults) -> _Facts:
 def _rows(results: EvaluationResults) -> list[dict[str, Any]]:
     """Each row with its recipe as (name, value, whether rows differ), and the provenance of each start of its runs."""
     rows = report_rows(results)
-    recipes = [_fields(row.runs[0].recipe) for row in rows]
+    recipes = [_common_fields([_fields(run.recipe) for run in row.runs]) for row in rows]
     entries = []
     for row, fields in zip(rows, recipes, strict=True):
         recipe = [(name, value, any(r.get(name) != value for r in recipes)) for name, value in fields.items()]
@@ -135,6 +135,11 @@ def _fields(recipe: dict[str, Any]) -> dict[str, str]:
         for key, value in flatten(recipe)
         if key not in ("", "seed")
     }
+
+
+def _common_fields(recipes: list[dict[str, str]]) -> dict[str, str]:
+    """The fields of a row; where its runs differ, as in the split seed, all values."""
+    return {name: ", ".join(dict.fromkeys(each.get(name, "") for each in recipes)) for name in recipes[0]}
 
 
 def _facts(provenance: dict[str, Any]) -> _Facts:

@@ -7,7 +7,7 @@ Columns come from the metric registry: a new metric appears in the table of its 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from featureflock.evaluation.statistics import PairedDifference, SeedMean
 
 Significance = Literal["better", "worse", ""]
 SYMBOLS: dict[Significance, str] = {"better": "▲", "worse": "▼", "": ""}
-MAIN: tuple[Group, ...] = ("clean", "corrupted")
+MAIN: tuple[Group, ...] = ("clean", "human", "corrupted")
 """Metric groups of the main comparison."""
 SIGNIFICANCE_NOTE = (
     "In brackets the 95 % confidence interval (Student’s t). ▲ better and ▼ worse: significant (95 % interval "
@@ -127,7 +127,7 @@ def differences(
     rows = []
     for k, g in compared:
         rows.append([TableCell(g.title, style=k), *(difference_cell(m, g.differences.get(m.key)) for m in known)])
-    shared = [shared_seeds(g) for _, g in compared]
+    shared, paired = [shared_seeds(g) for _, g in compared], [g.differences for _, g in compared]
     if len(set(shared)) > 1:
         headers.insert(1, ColumnHeader("Shared seeds"))
         for row, count in zip(rows, shared, strict=True):
@@ -135,7 +135,7 @@ def differences(
     note = "One shared seed: differences without a confidence interval."
     if max(shared) > 1:
         over = f", over {shared[0]} seeds" if len(set(shared)) == 1 else ""
-        note = f"Mean difference on the same seed{over}. {SIGNIFICANCE_NOTE}"
+        note = f"Mean difference on the same seed{over}. {SIGNIFICANCE_NOTE}{_endpoints_note(known, paired)}"
     if others := dict.fromkeys(field for _, g in compared for field in g.baseline_differs_in):
         note += f" The recipes differ in more than the method: {', '.join(others)}."
     title = f"Difference vs {in_words(dict.fromkeys(g.baseline or '' for _, g in compared))}"
@@ -154,7 +154,7 @@ def beside_paper(results: dict[str, Any]) -> Table:
     lines: list[list[TableCell]] = []
     for row, our_cells in zip(rows, mark_best(headers, ours), strict=True):
         lines.append(our_cells)
-        if paired := {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}:
+        if paired := _paired(row):
             cells = [difference_cell(m, paired.get(m.key)) for m in metrics]
             lines.append([TableCell(f"difference vs {row['against']}"), TableCell(""), *cells])
         if row["paper"]:
@@ -168,9 +168,9 @@ def beside_paper(results: dict[str, Any]) -> Table:
     note = f"{scale}{values} {plural(seeds, 'seed')}, on {results['test_examples']:,} test examples{fewer}."
     note += " Our best values in bold."
     if any(row.get("differences") for row in rows):
-        note += (
-            f" Differences are paired by seed. {SIGNIFICANCE_NOTE}" if seeds > 1 else " Differences have no interval."
-        )
+        paired_rows = [_paired(row) for row in rows]
+        tested = f" Differences are paired by seed. {SIGNIFICANCE_NOTE}{_endpoints_note(metrics, paired_rows)}"
+        note += tested if seeds > 1 else " Differences have no interval."
     if at_bound := [m for m in metrics if any(m.key in row.get("at_bound", ()) for row in rows)]:
         names = in_words(m.title for m in at_bound)
         note += (
@@ -254,7 +254,31 @@ def difference_cell(metric: Metric, difference: PairedDifference | None) -> Tabl
         return MISSING
     low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
     interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
+    if difference.p_holm is not None:
+        interval += f", p {_p_text(difference.p_holm)}"
     return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
+
+
+def _p_text(p: float) -> str:
+    """< 0.001, or = and two significant digits: = 0.023."""
+    return "< 0.001" if p < 0.001 else f"= {p:.2g}" if p < 0.995 else "= 1"
+
+
+def _paired(row: dict[str, Any]) -> dict[str, PairedDifference]:
+    """The paired differences of a row of a study; empty if there are none."""
+    return {key: PairedDifference(**value) for key, value in (row.get("differences") or {}).items()}
+
+
+def _endpoints_note(metrics: Sequence[Metric], rows: Iterable[Mapping[str, PairedDifference]]) -> str:
+    """Which columns are tested by corrected p-values; empty if none are."""
+    corrected = {key for row in rows for key, difference in row.items() if difference.p_holm is not None}
+    names = [metric.title.removesuffix(", %") for metric in metrics if metric.key in corrected]
+    if not names:
+        return ""
+    return (
+        f" The endpoints ({in_words(names)}) are marked by p < 0.05 after Holm’s correction for all endpoints of the "
+        "row; their p is the corrected value. Intervals are not corrected."
+    )
 
 
 def _count(number: int) -> TableCell:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from featureflock.data import DataSet
 from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate_runs
 from featureflock.evaluation.evaluate import cache_predictions
 from featureflock.evaluation.metrics.registry import find_metric
@@ -74,30 +75,55 @@ class StudyStatus:
     """Runs that other workers are training or have not started."""
     results: dict[str, Any] | None = None
     """`rows`, each with its title, our numbers (mean, sd, seeds), the paper's, the differences from Deep Ensembles,
-    paired by seed, and the metrics whose temperature is at its bound; `runs` with their numbers; and the provenance."""
+    paired by seed (mean, interval, p and, for endpoints, p after Holm's correction), and the metrics whose temperature
+    is at its bound; `runs` with their numbers; and the provenance."""
     evaluations: tuple[Evaluation, ...] = ()
     """One for each data set."""
 
 
-def study_runs(study: Study, scale: Scale, folder: Path, seeds: int | None = None) -> list[StudyRun]:
+def study_runs(
+    study: Study, scale: Scale, folder: Path, seeds: int | None = None, first_seed: int = 0
+) -> list[StudyRun]:
     """All runs of a study. All rows with the first seed come before those with the second.
 
-    Of Deep Ensembles that differ in size alone, only the largest are trained: the others are sub-ensembles of them.
+    Of Deep Ensembles that differ in size alone, only the largest are trained: the others are their first members, which
+    training fewer would have given as well.
     """
-    rows = study.rows_at(scale)
+    rows, count = study.rows_at(scale), study.seeds_at(scale) if seeds is None else seeds
     runs = []
-    for seed in range(study.seeds_at(scale) if seeds is None else seeds):
+    for seed in range(first_seed, first_seed + count):
         for row, recipe in rows:
             same = [other for _, other in rows if replace(other, members=recipe.members) == recipe]
             largest = max(same, key=lambda other: other.size) if isinstance(recipe.method, DeepEnsembles) else recipe
-            trained = replace(largest, seed=seed)
+            trained = with_new_data(largest, seed) if study.new_subsets else replace(largest, seed=seed)
             runs.append(StudyRun(row, trained, recipe.size, folder / folder_name(trained)))
     return runs
 
 
+def with_new_data(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe with this seed also for the choice of the training data."""
+    return replace(recipe, seed=seed, split_seed=seed, data=_with_data_seed(recipe.data, seed))
+
+
+def _with_data_seed(data: DataSet, seed: int) -> DataSet:
+    """The data set, and those that it wraps, with this seed where they have one."""
+    changes: dict[str, Any] = {}
+    for name in getattr(data, "__dataclass_fields__", {}):
+        value = getattr(data, name)
+        if isinstance(value, DataSet):
+            changes[name] = _with_data_seed(value, seed)
+        elif name == "seed":
+            changes[name] = seed
+    return replace(data, **changes) if changes else data  # type: ignore[type-var]
+
+
 def to_train(runs: Sequence[StudyRun]) -> list[StudyRun]:
-    """One run for each folder: sub-ensembles of another run are not trained."""
-    return list({run.folder: run for run in runs}.values())
+    """One run for each folder, the largest: sub-ensembles of another run are not trained."""
+    largest: dict[Path, StudyRun] = {}
+    for run in runs:
+        if run.folder not in largest or run.size > largest[run.folder].size:
+            largest[run.folder] = run
+    return list(largest.values())
 
 
 def run_study(
@@ -106,6 +132,7 @@ def run_study(
     folder: Path,
     *,
     seeds: int | None = None,
+    first_seed: int = 0,
     shard: Shard = Shard(),
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
@@ -121,6 +148,7 @@ def run_study(
         scale: smoke, laptop or paper.
         folder: parent of the runs' folders.
         seeds: number of seeds; by default the scale's.
+        first_seed: the first seed; the others follow it.
         shard: which worker this is, if several share the folder.
         workers: number of processes that train runs in parallel, each on an equal part of the cores.
         compute: as in `train` and `evaluate`.
@@ -130,7 +158,7 @@ def run_study(
         progress: called during the evaluation, as by `evaluate`.
         log: called with one-line messages.
     """
-    runs, protocol = study_runs(study, scale, folder, seeds), study.protocol(scale)
+    runs, protocol = study_runs(study, scale, folder, seeds, first_seed), study.protocol(scale)
     distinct = to_train(runs)
     assigned = distinct[shard.number - 1 :: shard.workers]
     queue = [*assigned, *(run for run in distinct if run not in assigned and not run.is_finished)]
@@ -147,20 +175,28 @@ def run_study(
     if unfinished:
         return StudyStatus(runs, unfinished)
     evaluations: list[Evaluation] = []
-    measured: dict[Path, RunResult] = {}
-    for data in dict.fromkeys(run.recipe.data for run in distinct):
-        group = [run for run in distinct if run.recipe.data == data]
-        folders, titles = [run.folder for run in group], [run.row.title for run in group]
-        evaluation = evaluate_runs(folders, protocol, titles=titles, compute=compute, progress=progress, log=log)
+    measured: dict[tuple[Path, int], RunResult] = {}
+    for data in dict.fromkeys(_with_data_seed(run.recipe.data, 0) for run in distinct):
+        group = [run for run in runs if _with_data_seed(run.recipe.data, 0) == data]
+        evaluation = evaluate_runs(
+            [run.folder for run in group],
+            protocol,
+            titles=[run.row.title for run in group],
+            sizes=[run.size for run in group],
+            endpoints=study.endpoints,
+            compute=compute,
+            progress=progress,
+            log=log,
+        )
         evaluations.append(evaluation)
-        measured |= dict(zip(folders, evaluation.results.runs, strict=True))
+        measured |= {(run.folder, run.size): r for run, r in zip(group, evaluation.results.runs, strict=True)}
     results = {
         "what": study.title,
         "scale": scale,
         "test_examples": evaluations[0].results.runs[0].clean.examples,
         "corrupted_examples": protocol.examples_per_corruption,
         "rows": _compare(study, runs, measured),
-        "runs": [_summarise(run, measured[run.folder]) for run in distinct],
+        "runs": [_summarise(run, measured[run.folder, run.size]) for run in distinct],
         "provenance": provenance(),
     }
     return StudyStatus(runs, [], results, tuple(evaluations))
@@ -199,13 +235,14 @@ def in_processes(
             raise
 
 
-def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunResult]) -> list[dict[str, Any]]:
+def _compare(
+    study: Study, runs: Sequence[StudyRun], measured: dict[tuple[Path, int], RunResult]
+) -> list[dict[str, Any]]:
     """Mean over seeds of each row, and the differences from its Deep Ensembles."""
 
     def scores(run: StudyRun) -> dict[str, float]:
-        entry = measured[run.folder]
-        metrics = entry.summary if run.size == entry.members else entry.details.by_size[str(run.size)]
-        return {name: metrics[name] for name in study.columns if name in metrics}
+        summary = measured[run.folder, run.size].summary
+        return {name: summary[name] for name in study.columns if name in summary}
 
     def by_seed(row: Row) -> dict[int, dict[str, float]]:
         return {run.recipe.seed: scores(run) for run in runs if run.row is row}
@@ -213,7 +250,8 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
     rows = []
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
     for run in first_seed:
-        ours, entries = by_seed(run.row), [measured[other.folder] for other in runs if other.row is run.row]
+        ours = by_seed(run.row)
+        entries = [measured[other.folder, other.size] for other in runs if other.row is run.row]
         names = [name for name in study.columns if all(name in scored for scored in ours.values())]
         calibrated = [name for name in names if find_metric(name).uncalibrated]
         row: dict[str, Any] = {
@@ -225,7 +263,7 @@ def _compare(study: Study, runs: Sequence[StudyRun], measured: dict[Path, RunRes
         }
         if baseline := _baseline(run, first_seed):
             row["against"] = baseline.row.title
-            differences = paired_differences(ours, by_seed(baseline.row))
+            differences = paired_differences(ours, by_seed(baseline.row), study.endpoints)
             row["differences"] = {name: difference._asdict() for name, difference in differences.items()}
         rows.append(row)
     return rows

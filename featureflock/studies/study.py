@@ -117,10 +117,20 @@ class Study:
     """Shrinks a recipe for two cores."""
     smoke: Callable[[Recipe], Recipe] = smoke
     """Shrinks a recipe to seconds."""
+    laptop_seeds: int = 3
+    """Number of seeds at laptop scale."""
     laptop_examples: int | None = None
     """Test examples at laptop scale; None for all."""
     test_on: EvaluationProtocol | None = None
-    """Test sets at every scale; None to derive them from the columns."""
+    """Test sets at the laptop and the paper scale; None to derive them from the columns."""
+    endpoints: tuple[str, ...] = ()
+    """Columns declared as endpoints beforehand: their p-values are corrected by Holm's method within a row."""
+    new_subsets: bool = False
+    """Whether each seed trains on its own subset: seed s also has `split_seed = s`."""
+
+    def __post_init__(self) -> None:
+        if unknown := [key for key in self.endpoints if key not in self.columns]:
+            raise ValueError(f"The endpoint {unknown[0]} is not among the columns of the study.")
 
     def rows_at(self, scale: Scale) -> list[tuple[Row, Recipe]]:
         """The rows and their recipes with seed 0. Rows whose recipes coincide at a smaller scale appear once."""
@@ -132,11 +142,11 @@ class Study:
         return list(distinct.values())
 
     def seeds_at(self, scale: Scale) -> int:
-        return {"smoke": 2, "laptop": 3, "paper": self.seeds}[scale]
+        return {"smoke": 2, "laptop": self.laptop_seeds, "paper": self.seeds}[scale]
 
     def protocol(self, scale: Scale) -> EvaluationProtocol:
         """Test sets: at smaller scales, a part of the test images or of the corrupted ones."""
-        if self.test_on is not None:
+        if self.test_on is not None and scale != "smoke":
             return self.test_on
         groups = {find_metric(column).group for column in self.columns}
         corrupted = not groups.isdisjoint({"corrupted", "severity"}) or any("corrupted" in c for c in self.columns)

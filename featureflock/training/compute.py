@@ -37,7 +37,8 @@ class ComputeConfig:
     channels_last: Switch = "auto"
     """Store images in the channels_last memory format; auto: if the network has convolutions."""
     compile: Switch = "auto"
-    """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time."""
+    """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time, and not
+    for bfloat16 on a CPU."""
     execution: Execution = "sequential"
     """Compute members one after another, all in one vectorised call, or with one member's activations at a time."""
     mesh: MeshShape = MeshShape()
@@ -118,7 +119,8 @@ def resolve_compute(
     if compute.compile == "on" and device.type == "cpu" and not can_compile(device):
         raise ValueError("--compile on needs a C++ compiler (g++ or clang++), which was not found; leave it out.")
     compile = compute.compile == "on"
-    if compute.compile == "auto" and compute.execution == "sequential" and can_compile(device):
+    unsafe = device.type == "cpu" and precision == "bfloat16"  # compiled, its losses may be non-finite
+    if compute.compile == "auto" and compute.execution == "sequential" and not unsafe and can_compile(device):
         compile = flops() > _COMPILE_FLOPS.get(device.type, math.inf)
     threads = torch.get_num_threads()
     return ResolvedCompute(str(device), precision, channels_last, compile, compute.execution, threads)

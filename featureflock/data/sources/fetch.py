@@ -1,7 +1,7 @@
 """Get a published data set into the cache, from the first source that has it or from the user's files.
 
 get("cifar10")                          download
-get("cifar10", "/data/cifar")           read cifar-10-python.tar.gz, or its content, from a folder
+get("cifar10", "/data/cifar")           read cifar-10-python.tar.gz, its content, or class folders, from a folder
 """
 
 import errno
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from featureflock.data.sources import cache
 from featureflock.data.sources.archives import Arrays, DataFile, find_files
-from featureflock.data.sources.formats import read_class_folders
+from featureflock.data.sources.class_folders import read_class_folders, sort_by_digest
 from featureflock.data.sources.registry import PUBLISHED_SETS, PublishedSet
 from featureflock.utils.files import clear_partials, working_folder
 from featureflock.utils.progress import ProgressCallback, no_progress
@@ -28,9 +28,9 @@ def get(
 
     Args:
         name: of a published set, such as cifar10.
-        from_folder: read the published files in this folder (extracted or in their archive) instead of downloading,
-            and replace what is cached. Files of the same format with another number of images are stored as a custom
-            version, `published=False`, which the next download replaces.
+        from_folder: read the published files in this folder (extracted or in their archive), or for CIFAR class folders
+            of images, instead of downloading, and replace what is cached. Files of the same format with another number
+            of images are stored as a custom version, `published=False`, which the next download replaces.
         progress: called during downloads.
         log: called with messages.
     """
@@ -39,7 +39,7 @@ def get(
         folder = Path(from_folder).expanduser()
         if not folder.exists():
             raise ValueError(f"There is no {folder}; give the folder that contains {published.files}.")
-        arrays, is_published = _read(published, folder, progress)
+        arrays, is_published = _read(published, folder, progress, log)
         _prepare_cache()
         path = cache.store(name, arrays, source=f"files in {folder.absolute()}", published=is_published)
         if not is_published:
@@ -59,7 +59,7 @@ def get(
     for source in published.sources:
         try:
             with working_folder(folder) as work:
-                arrays, is_published = _read(published, source.fetch(work, progress), progress)
+                arrays, is_published = _read(published, source.fetch(work, progress), progress, log)
             if not is_published:
                 raise ValueError(f"it has {_counts(arrays)} images")
         except (OSError, ValueError) as error:
@@ -72,22 +72,39 @@ def get(
     )
 
 
-def _read(published: PublishedSet, place: Path, progress: ProgressCallback) -> tuple[Arrays, bool]:
+def _read(
+    published: PublishedSet, place: Path, progress: ProgressCallback, log: Callable[[str], None]
+) -> tuple[Arrays, bool]:
     """Return the arrays, and whether they are the published ones; raise ValueError if they are damaged."""
     progress(0, None, f"reading {place.name or place}")
     files: dict[str, DataFile] = {}
     if match := find_files(place, published.layouts):
         layout, files = match
         arrays = layout.read(files, published.shape, published.classes)
-    elif not published.unordered_sha256 or not (arrays := read_class_folders(place, published.class_names)):
+    elif not (read := _read_class_folders(published, place)):
         raise ValueError(
             f"{place} does not contain {published.title}; give the folder that contains {published.files}."
         )
+    else:
+        arrays = read
     if (len(arrays["train_y"]), len(arrays["test_y"])) != (published.train, published.test):
         return arrays, False
-    if wrong := ", ".join(published.differing(arrays, files)):
+    if published.is_official(arrays, files):
+        return arrays, True
+    if wrong := ", ".join(published.differing(arrays)):
         raise ValueError(f"{place} is damaged: it has the size of {published.title}, but different content ({wrong}).")
-    return arrays, True
+    log(
+        f"These are the images of {published.title}, but not in the official order; they are sorted. Files for the "
+        "official order, such as published corruptions, do not fit them."
+    )
+    return sort_by_digest(arrays, published.class_names), True
+
+
+def _read_class_folders(published: PublishedSet, place: Path) -> Arrays | None:
+    if not published.unordered_sha256:
+        return None
+    counts = {"train": published.train // published.classes, "test": published.test // published.classes}
+    return read_class_folders(place, published.title, published.class_names, published.shape, counts)
 
 
 def _counts(arrays: Arrays) -> str:

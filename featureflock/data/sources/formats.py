@@ -4,15 +4,15 @@ A pickle can run arbitrary code. The unpickler here accepts only the few names t
 class that stores its arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
 """
 
+import contextlib
 import io
 import json
 import math
 import pickle
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from PIL import Image
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_LOSSLESS = ["PNG", "BMP", "PPM", "WEBP", "TIFF"]
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
@@ -98,38 +99,35 @@ CIFAR10_PNG_ROWS = FileLayout(
 )
 
 
-def read_class_folders(folder: Path, class_names: Sequence[str]) -> Arrays:
-    """Read train/<class>/*.png and test/<class>/*.png, class by class and sorted by name; {} without such folders."""
-    arrays: Arrays = {}
-    if not all((folder / split).is_dir() for split in ("train", "test")):
-        return arrays
-    for split in ("train", "test"):
-        images: list[NDArray[np.uint8]] = []
-        labels: list[int] = []
-        for label, name in enumerate(name.replace(" ", "_") for name in class_names):
-            paths = sorted((folder / split / name).glob("*.png"))
-            if not paths:
-                raise ValueError(f"{folder / split} has no PNG files in a folder {name}.")
-            images += [_read_png(DataFile(str(path), path.read_bytes()), 32, 32) for path in paths]
-            labels += [label] * len(paths)
-        arrays |= {f"{split}_x": np.stack(images), f"{split}_y": np.array(labels, dtype=np.uint8)}
-    return arrays
+def read_image(file: DataFile, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Decode an image file in a lossless format, (H, W, 3); ValueError unless it has this shape."""
+    with _reading(file, "image"), Image.open(io.BytesIO(file.data), formats=_LOSSLESS) as image:
+        if (image.height, image.width) != shape[:2]:
+            got, want = (" × ".join(map(str, size)) for size in ((image.height, image.width), shape[:2]))
+            raise ValueError(f"{file.path} has {got} pixels; {want} were expected.")
+        return np.asarray(image.convert("RGB"))
 
 
-def _read_png(file: DataFile, width: int, height: int | None = None) -> NDArray[np.uint8]:
-    """Decode an RGB image of this size, (H, W, 3)."""
+def _read_png(file: DataFile, width: int) -> NDArray[np.uint8]:
+    """Decode an RGB image of this width, (H, W, 3)."""
+    with _reading(file, "PNG"), Image.open(io.BytesIO(file.data), formats=["PNG"]) as image:
+        if image.mode != "RGB" or image.width != width:
+            got = f"{image.mode} with {image.width:,} × {image.height:,} pixels"
+            raise ValueError(f"{file.path} is {got}; RGB with {width:,} × any was expected.")
+        return np.asarray(image)
+
+
+@contextlib.contextmanager
+def _reading(file: DataFile, kind: str) -> Iterator[None]:
+    """Turn errors of Pillow into ValueErrors that name the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(file.data), formats=["PNG"]) as image:
-                if image.mode != "RGB" or image.width != width or image.height != (height or image.height):
-                    got = f"{image.mode} with {image.width:,} × {image.height:,} pixels"
-                    raise ValueError(f"{file.path} is {got}; RGB with {width:,} × {height or 'any'} was expected.")
-                return np.asarray(image)
+            yield
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{file.path} has more pixels than Pillow considers safe.") from error
     except (OSError, SyntaxError, EOFError) as error:  # raised by Pillow for truncated or damaged files
-        raise ValueError(f"{file.path} is truncated or damaged: it is not a complete PNG.") from error
+        raise ValueError(f"{file.path} is truncated or damaged: it is not a complete {kind}.") from error
 
 
 def _unpickle(file: DataFile) -> dict[str, Any]:

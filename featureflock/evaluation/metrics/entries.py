@@ -87,8 +87,31 @@ def _view_difference(name: str, meaning: str) -> Metric:
     return Metric(key, title, "", "fixed:3", lambda run: getattr(run.view_results, name, None), meaning, "views")
 
 
+def _human(name: str, title: str, better: Better, meaning: str, raw: bool = False) -> Metric:
+    kind = "raw" if raw else "calibrated"
+
+    def compute(run: Any) -> float | None:
+        return getattr(run.human_scores[kind], name) if run.human_scores else None
+
+    key = f"human_{name}"
+    if raw:
+        meaning = "without temperature scaling"
+        return Metric(f"raw_{key}", f"raw {title}", better, "fixed:4", compute, meaning, "uncalibrated")
+    return Metric(key, title, better, "fixed:4", compute, meaning, "human", uncalibrated=f"raw_{key}")
+
+
+_HUMAN: dict[str, tuple[str, Better, str]] = {
+    "cross_entropy": ("Human CE", "lower", "cross-entropy to the distribution of human labels, in nats"),
+    "entropy_correlation": (
+        "Human ρ",
+        "higher",
+        "rank correlation of the entropy of the prediction and the entropy of human labels",
+    ),
+}
+
 BUILT_IN = (
     *(_score(name) for name in SCORES if name != "aurc"),
+    *(_human(name, *entry) for name, entry in _HUMAN.items()),
     *(_score(name, corrupted=True) for name in SCORES if name != "aurc"),
     Metric(
         "temperature",
@@ -100,6 +123,7 @@ BUILT_IN = (
         "uncalibrated",
     ),
     *(_score(name, raw=True) for name in RAW),
+    *(_human(name, *entry, raw=True) for name, entry in _HUMAN.items()),
     *(_score(name, corrupted=True, raw=True) for name in RAW),
     _score("aurc"),
     _score("aurc", corrupted=True),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from featureflock.evaluation.run_predictions import RunPredictions
 
 Better = Literal["higher", "lower", ""]
-Group = Literal["clean", "corrupted", "severity", "uncalibrated", "members", "views", "ood"]
+Group = Literal["clean", "human", "corrupted", "severity", "uncalibrated", "members", "views", "ood"]
 MINUS = "−"
 
 

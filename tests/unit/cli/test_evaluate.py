@@ -5,10 +5,12 @@ import shutil
 import sys
 import webbrowser
 
+import numpy as np
 import pytest
 from helpers.small_ensembles import train_small
 
 from featureflock.cli import main as cli
+from featureflock.data import Digits
 
 FEW = ["--corruptions", "contrast", "--severities", "2", "5", "--ood", "noise", "--maps", "5"]
 
@@ -105,3 +107,23 @@ def test_invalid_arguments_are_refused_before_any_work(command, runs, tmp_path, 
     assert "severities must be from 1 to 5; got 6" in command(name, *runs, "--severities", "6")[1]
     assert "There is no folder nowhere" in command(name, *runs, "--corrupted", "nowhere")[1]
     assert "examples must be at most 597" in command(name, *runs, "--examples", "598")[1]
+
+
+def test_human_labels(command, runs, tmp_path):
+    labels = Digits().load().test.labels
+    np.save(
+        tmp_path / "human.npy", 1 + 40 * np.eye(10)[labels] + np.random.default_rng(0).integers(0, 5, (len(labels), 10))
+    )
+    out, error = command("evaluate", *runs, *FEW, "--human-labels", "human.npy")
+    assert not error
+    assert "Human CE" in out
+    assert "Human ρ" in out
+    assert r"Human $\rho$" in (tmp_path / "featureflock-evaluation" / "table.tex").read_text()
+    out, error = command("report", *runs, *FEW, "--human-labels", "human.npy")
+    assert not error
+    page = (tmp_path / "featureflock-report" / "report.html").read_text()
+    assert "Human CE" in page
+    assert "raw Human CE" in page
+    assert "Cross-entropy to the distribution of human labels" in page
+    out, error = command("evaluate", *runs, *FEW, "--human-labels", "missing.npy")
+    assert "missing.npy cannot be read (No such file or directory); give an .npy file." in error

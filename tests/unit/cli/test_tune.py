@@ -158,3 +158,14 @@ def test_deep_ensembles_are_evaluated_on_the_same_examples_and_never_chosen(tmp_
     assert difference > 0
     assert ours["differences"]["nll"]["mean"] == pytest.approx(difference)
     assert "on the held-out examples: precision 1000." in capsys.readouterr().out
+
+
+def test_seeds_may_start_where_no_test_run_does(tmp_path, capsys):
+    main([*QUICK, "--precisions", "1e-3", "--first-seed", "100", "--out", str(tmp_path)])
+    assert "seed 100" in capsys.readouterr().out
+    assert [folder.name[-8:] for folder in tmp_path.iterdir() if folder.is_dir()] == ["-seed100"]
+
+
+def test_candidates_are_not_ranked_by_human_labels():
+    with pytest.raises(ValueError, match="needs human labels, which held-out training examples do not have"):
+        make_study(RECIPES["digits-cnn"].recipe, Search(by="human_cross_entropy"))

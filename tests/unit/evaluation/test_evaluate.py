@@ -364,3 +364,36 @@ def test_a_validation_set_is_not_tested_on(runs):
     """The examples held out of training are not among those that are scored."""
     assert "validation" not in [path.stem for path in (runs[0] / "predictions").iterdir()]
     assert read_run(runs[0]).recipe["validation"] == 100
+
+
+def test_the_first_members_are_evaluated_as_if_they_had_been_trained_alone(runs, tmp_path):
+    """On every test set; and a row is compared with the Deep Ensembles of its size."""
+    small = train_small(tmp_path, members=2, seeds=[0])
+    results = evaluate_runs([runs[0], runs[0], runs[2], small[1]], PROTOCOL, sizes=(3, 2, 3, 2)).results
+    alone = evaluate_runs([small[0]], PROTOCOL).results.runs[0]
+    part = results.runs[1]
+    assert part.name.endswith(f"{runs[0].name}, first 2 members")
+    assert part.members == 2
+    comparable = {key: value for key, value in alone.summary.items() if "map" not in key}
+    for key, value in comparable.items():
+        assert part.summary[key] == pytest.approx(value, abs=1e-5), key
+    assert part.summary["map_similarity"] != results.runs[0].summary["map_similarity"]
+    by_title = {group.title: group for group in results.groups}
+    assert by_title["feature-WGD (members 2)"].baseline == "Deep Ensembles (members 2)"
+    assert by_title["feature-WGD (members 3)"].baseline == "Deep Ensembles (members 3)"
+
+
+def test_endpoints_are_corrected(tmp_path):
+    folders = train_small(tmp_path, seeds=(0, 1, 2), epochs=1)
+    protocol = EvaluationProtocol(corruptions=(), ood=(), maps=0)
+    plain, corrected = (
+        evaluate_runs(folders, protocol, endpoints=keys).results.groups[1].differences
+        for keys in ((), ("nll", "brier"))
+    )
+    assert corrected["ece"] == plain["ece"]
+    assert plain["nll"].p_holm is None
+    smaller, larger = sorted([plain["nll"].p, plain["brier"].p])
+    expected = {smaller: min(1, 2 * smaller), larger: max(min(1, 2 * smaller), larger)}
+    for key in ("nll", "brier"):
+        assert corrected[key].p_holm == pytest.approx(expected[plain[key].p])
+        assert corrected[key]._replace(p_holm=None) == plain[key]

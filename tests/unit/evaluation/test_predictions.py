@@ -188,7 +188,7 @@ def test_members_with_predictions_that_are_not_finite_are_named(run, splits):
         for p in ens.extractors[1].parameters():
             p.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match=r"predictions of member 1 of .* are not finite"):
-        Predictor(run, ens=ens).log_probs(splits.test)
+        Predictor(run, load_ensemble=lambda: ens).log_probs(splits.test)
 
 
 class Scans(ExampleReader):

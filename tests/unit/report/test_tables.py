@@ -5,8 +5,10 @@ from helpers.made_evaluations import make_images, make_results
 from helpers.result_groups import BASELINE, THREE, compared, group, results_of
 
 from featureflock.evaluation.metrics.registry import METRICS, Metric
+from featureflock.evaluation.statistics import PairedDifference, SeedMean
+from featureflock.report.findings import findings
 from featureflock.report.page import build_sections
-from featureflock.report.tables import comparison, differences, metric_table, metrics_in
+from featureflock.report.tables import beside_paper, comparison, differences, metric_table, metrics_in
 
 
 def test_best_values_are_marked_and_so_are_values_that_print_alike():
@@ -118,3 +120,54 @@ def test_metrics_that_are_not_registered_here_are_shown_by_their_key():
 def test_a_group_without_metrics_has_no_table():
     results = results_of(group("A", {"accuracy": 0.5}))
     assert metric_table(results, "members", "Members", metrics_in(results, "members")) is None
+
+
+def corrected(p_holm):
+    difference = PairedDifference(-0.01, -0.02, -0.001, 5, 0.03, p_holm)
+    row = group("A", {"nll": 0.3, "ece": 0.1}, baseline=BASELINE, differences={"nll": difference, "ece": difference})
+    row.differences["ece"] = difference._replace(p_holm=None)
+    return results_of(group(BASELINE, {"nll": 0.31, "ece": 0.11}), row)
+
+
+@pytest.mark.parametrize(
+    ("p_holm", "text", "mark"), [(0.24, "= 0.24", ""), (0.0312, "= 0.031", " ▲"), (2e-4, "< 0.001", " ▲")]
+)
+def test_endpoints_are_marked_by_the_corrected_p_value(p_holm, text, mark):
+    table = differences(corrected(p_holm))
+    assert table.rows[0][1].plain == f"−0.0100 [−0.0200, −0.0010], p {text}{mark}"
+    assert table.rows[0][2].plain == "−0.0100 [−0.0200, −0.0010] ▲"  # not an endpoint: by its interval
+    assert (
+        "The endpoints (NLL) are marked by p < 0.05 after Holm’s correction for all endpoints of the row" in table.note
+    )
+    assert "Holm" not in differences(THREE).note
+
+
+def test_findings_name_the_correction():
+    sentences = " ".join(finding.text for finding in findings(corrected(0.24)))
+    assert "significantly better on ECE (−0.0100); no significant difference on NLL" in sentences
+    assert "after Holm’s correction" in sentences
+    assert "Holm" not in " ".join(finding.text for finding in findings(THREE))
+
+
+def test_the_table_of_a_study_marks_endpoints_by_the_corrected_p_value():
+    value, difference = (
+        SeedMean(0.3, 0.01, 5)._asdict(),
+        PairedDifference(-0.01, -0.02, -0.001, 5, 0.03, 0.06)._asdict(),
+    )
+    rows = [
+        {"title": "DE", "members": 5, "ours": {"nll": value}, "paper": {}},
+        {
+            "title": "A",
+            "members": 5,
+            "ours": {"nll": value},
+            "paper": {},
+            "against": "DE",
+            "differences": {"nll": difference},
+        },
+    ]
+    study = {"what": "A study", "scale": "paper", "rows": rows, "test_examples": 100, "corrupted_examples": None}
+    table = beside_paper(study)
+    assert table.rows[2][2].plain == "−0.0100 [−0.0200, −0.0010], p = 0.06"
+    assert "after Holm’s correction" in table.note
+    del difference["p"], difference["p_holm"]  # results of an earlier version
+    assert beside_paper(study).rows[2][2].plain == "−0.0100 [−0.0200, −0.0010] ▲"

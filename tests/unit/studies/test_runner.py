@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 import featureflock as ff
 from featureflock.cli.reproduce import main
-from featureflock.methods import DeepEnsembles, FeatureWGD
-from featureflock.studies import STUDIES, Row, Study, run_study, study_runs
+from featureflock.core.priors import Cauchy
+from featureflock.evaluation.statistics import holm
+from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD
+from featureflock.report.page import build_sections, render_page
+from featureflock.report.tables import beside_paper
+from featureflock.studies import STUDIES, Row, Study, repulsion, run_study, study_runs
 from featureflock.studies.costs import cost, estimate_flops, gpu_time
-from featureflock.studies.study import CLEAN
+from featureflock.studies.study import CLEAN, PAPER
 from featureflock.training import RECIPES, train
 from featureflock.training.run_folder import RunFolder
 
@@ -245,6 +250,106 @@ def test_the_list_and_the_cost(capsys):
     assert gpu_time(paper) == f"{5 * estimate_flops(paper[0]) / (0.3 * 312e12) / 3600:.0f} hours"
     assert "seconds" in cost([RECIPES["digits"].recipe])
     assert gpu_time([RECIPES["digits"].recipe]) == "minutes"
+
+
+# ---- seeds
+
+
+def test_seeds_may_start_at_another_number(tmp_path):
+    runs = study_runs(SMALL, "smoke", tmp_path, 2, 100)
+    assert [run.recipe.seed for run in runs] == [100, 100, 101, 101]
+    assert all(run.recipe.split_seed == 0 for run in runs)
+    status = run_study(SMALL, "smoke", tmp_path, seeds=2, first_seed=100)
+    assert [run["seed"] for run in status.results["runs"]] == [100, 100, 101, 101]
+    assert status.results["rows"][1]["differences"]["nll"]["seeds"] == 2
+
+
+def test_the_command_takes_the_first_seed(tmp_path, capsys):
+    main(["feature-map", "--seeds", "1", "--first-seed", "7", "--out", str(tmp_path)])
+    assert "feature-MAP, seed 7" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--first-seed must be at least 0; got -1"):
+        main(["feature-map", "--first-seed", "-1", "--out", str(tmp_path)])
+
+
+def test_seeds_with_new_subsets_are_one_row_and_paired_by_seed(tmp_path):
+    study = replace(SMALL, new_subsets=True, endpoints=("nll", "accuracy"))
+    runs = study_runs(study, "smoke", tmp_path, 3)
+    assert [(run.recipe.seed, run.recipe.split_seed) for run in runs[::2]] == [(0, 0), (1, 1), (2, 2)]
+    assert runs[0].folder == study_runs(SMALL, "smoke", tmp_path)[0].folder  # seed 0 has subset 0 in either case
+    subsets = [run.recipe.splits().train.indices for run in runs[::2]]
+    assert not torch.equal(subsets[0], subsets[1])
+    status = run_study(study, "smoke", tmp_path, seeds=3)
+    (evaluation,) = status.evaluations
+    assert [group.seeds for group in evaluation.results.groups] == [[0, 1, 2]] * 2
+    page = evaluation.results.groups[1]
+    assert page.baseline_differs_in == []
+    row = status.results["rows"][1]
+    numbers = {(run["title"], run["seed"]): run["numbers"]["nll"] for run in status.results["runs"]}
+    differences = [numbers["feature-WGD", seed] - numbers["Deep Ensembles", seed] for seed in range(3)]
+    found = row["differences"]["nll"]
+    assert found["mean"] == pytest.approx(sum(differences) / 3)
+    assert found["p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert page.differences["nll"]._asdict() == pytest.approx(found)
+    p_values = [row["differences"][key]["p"] for key in study.endpoints]
+    known = [1.0 if p is None else p for p in p_values]
+    assert found["p_holm"] == pytest.approx(holm(known)[0])
+    assert row["differences"]["brier"]["p_holm"] is None
+    sections = build_sections(evaluation.results, evaluation.images)
+    assert "Holm" in beside_paper(status.results).note
+    assert "0, 1, 2" in render_page(evaluation.results, sections)  # the subsets of a row
+
+
+def test_endpoints_must_be_columns():
+    with pytest.raises(ValueError, match="endpoint corrected_nll is not among the columns"):
+        replace(SMALL, endpoints=("corrected_nll",))
+
+
+# ---- repulsion studies
+
+
+def test_the_recipes_of_the_repulsion_study_on_cifar10():
+    base = replace(RECIPES["cifar10-fast"].recipe, precision="bfloat16")
+    study, tuned = STUDIES["repulsion-cifar10"], repulsion.TUNED_CIFAR10
+    prior = Cauchy(tuned.precision)
+    methods = [
+        DeepEnsembles(),
+        FeatureWGD(Cauchy(1e-3), repulsion=1.0),
+        FeatureWGD(prior, repulsion=tuned.repulsion),
+        FeatureMAP(prior),
+    ]
+    for scale in ("laptop", "paper"):
+        assert [recipe for _, recipe in study.rows_at(scale)] == [replace(base, method=method) for method in methods]
+        assert study.protocol(scale) == ff.evaluation.EvaluationProtocol(corrupted_examples=1000, ood=(), maps=500)
+        assert study.seeds_at(scale) == 5
+    assert {recipe.size for _, recipe in study.rows_at("paper")} == {5}
+    runs = study_runs(study, "paper", Path())
+    assert runs[0].folder.name == "deep-ensembles-b45de170-seed0"  # the name of a run that exists
+    assert runs[1].folder.name == "feature-wgd-8adbdd21-seed0"
+    assert not study.new_subsets
+
+
+def test_the_settings_of_the_protocol():
+    cifar100 = STUDIES["repulsion-cifar100"].rows[1].recipe
+    assert cifar100.model.widths == (32, 64, 256)
+    assert (cifar100.method.prior, cifar100.method.repulsion) == (Cauchy(5e-3), 1.0)
+    assert (cifar100.epochs, cifar100.batch, cifar100.precision) == (8, 128, "bfloat16")
+    for name, epochs, features in (("mlp", 60, 512), ("cnn", 30, 256)):
+        study = STUDIES[f"repulsion-fashion-mnist-{name}"]
+        assert (study.seeds_at("laptop"), study.seeds_at("paper"), study.new_subsets) == (10, 10, True)
+        for row in study.rows:
+            recipe = row.recipe
+            assert (recipe.epochs, recipe.batch, recipe.subset, recipe.precision) == (epochs, 128, 5_000, "float32")
+            assert recipe.model.extractor((1, 28, 28)).feature_dim == features
+        assert sorted({row.recipe.size for row in study.rows}) == [1, 5, 10]
+        assert len(study.rows) == 1 + 2 * 8
+    for name in ("cifar10", "cifar100", "fashion-mnist-mlp", "fashion-mnist-cnn"):
+        assert STUDIES[f"repulsion-{name}"].endpoints == PAPER
+    strength = STUDIES["repulsion-strength"]
+    strengths = [getattr(row.recipe.method, "repulsion", 0.0) for row in strength.rows if "512-512 × 10" in row.title]
+    assert strengths == [0.0, 0.0, 1, 2, 3, 5, 10, 20, 30]  # Deep Ensembles and feature-MAP first
+    assert len({row.title for row in strength.rows}) == 2 * 3 * 9
+    sizes = [row.recipe.size for row in STUDIES["repulsion-size"].rows]
+    assert sizes == [1, 2, 3, 5, 10, 20] * 2
 
 
 def test_torchrun_is_refused(tmp_path, monkeypatch):

