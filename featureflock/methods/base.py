@@ -29,7 +29,7 @@ from featureflock.core.kernels import RBF, Kernel
 from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import WGD, Rule
-from featureflock.core.transport import Subspace
+from featureflock.core.transport import Subspace, TransportConfig
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
 from featureflock.utils.registry import Registry
@@ -163,6 +163,10 @@ class TransportSettings:
     """Strength of the repulsion, which is the temperature of the posterior; the paper uses 1."""
     reference_batch: int | None = None
     """Batch size that `repulsion` was tuned for; at others its strength per example is the same. None: no scaling."""
+
+    def __post_init__(self) -> None:
+        settings = self.prior, self.kernel, self.rank, self.subspace, self.rule, self.repulsion
+        TransportConfig(*settings).check()
 
     def layer(self, members: int, count: int | None = None) -> ParticleLayer:
         """Particle layer with these hyper-parameters."""

@@ -126,7 +126,8 @@ class Study:
     endpoints: tuple[str, ...] = ()
     """Columns declared as endpoints beforehand: their p-values are corrected by Holm's method within a row."""
     new_subsets: bool = False
-    """Whether each seed trains on its own subset: seed s also has `split_seed = s`."""
+    """Whether each seed has its own training data: seed s is also the `split_seed` and, if it has one, the seed of the
+    data set."""
 
     def __post_init__(self) -> None:
         if unknown := [key for key in self.endpoints if key not in self.columns]:

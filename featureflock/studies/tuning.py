@@ -9,9 +9,9 @@ Otherwise candidates are drawn so that all values of a field are equally frequen
 successive halving over seeds: c candidates are trained with one seed, the best c/3 with a second, the best c/9 with a
 third. A budget of 20 runs and 3 seeds is 13 + 5 + 2 runs. The last candidates are ranked by their mean over all seeds.
 
-Held-out examples are part of the training set, or the validation set of a data set that provides one. The test set is
-not used. Runs are stored in a folder: a search that was interrupted resumes, and several processes that are started
-with the same arguments and folder share the work.
+Each seed has other held-out examples, which are part of the training set, or of the validation set of a data set that
+provides one. The test set is not used. Runs are stored in a folder: a search that was interrupted resumes, and several
+processes that are started with the same arguments and folder share the work.
 """
 
 import json
@@ -31,7 +31,7 @@ from featureflock.evaluation.evaluate import cache_predictions
 from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metric
 from featureflock.evaluation.results import RunResult
 from featureflock.evaluation.statistics import SeedMean, mean
-from featureflock.studies.runner import StudyRun, folder_name, in_processes
+from featureflock.studies.runner import StudyRun, folder_name, in_processes, with_new_data
 from featureflock.studies.search_space import Space, canonical, default_space, draw_candidates, rounds, with_values
 from featureflock.studies.study import Row
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
@@ -158,7 +158,7 @@ def tune(
         runs = [_run(candidate, data, seed, Path(folder)) for candidate in candidates]
         log(f"Round {round_ + 1} of {len(counts)}: {count} candidates with seed {seed}.")
         finish(runs, progress=progress, log=log)
-        candidates = _with_results(candidates, runs, data, _protocol(metric), compute)
+        candidates = _with_results(candidates, runs, _protocol(metric), compute)
         ranked_by, note = reliable_metric([r for c in candidates for r in c.results.values()], metric)
         candidates = rank(candidates, ranked_by, accuracy_tolerance)
         notes = [note] * bool(note)
@@ -224,7 +224,7 @@ def _protocol(metric: Metric) -> EvaluationProtocol:
 
 
 def _run(candidate: Candidate, data: HeldOut, seed: int, folder: Path) -> StudyRun:
-    recipe = replace(candidate.recipe, data=data, seed=seed)
+    recipe = with_new_data(replace(candidate.recipe, data=data), seed)
     return StudyRun(Row(candidate.title, recipe), recipe, recipe.size, folder / folder_name(recipe))
 
 
@@ -285,7 +285,6 @@ def _load(run: StudyRun) -> Any:
 def _with_results(
     candidates: Sequence[Candidate],
     runs: Sequence[StudyRun],
-    data: HeldOut,
     protocol: EvaluationProtocol,
     compute: ComputeConfig,
 ) -> list[Candidate]:
@@ -294,6 +293,7 @@ def _with_results(
     results: dict[Path, RunResult] = {}
     if finished:
         folders = [run.folder for run in finished]
+        data = finished[0].recipe.data  # the same for all, as they have the same seed
         evaluated = evaluate_runs(folders, protocol, data=data, compute=compute).results
         results = dict(zip(folders, evaluated.runs, strict=True))
     updated = []

@@ -64,8 +64,8 @@ class TwoViewDigits:
 def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000, validation: int = 500) -> TwoViewDigits:
     """Return images, balanced over digits, of pairs of scans chosen at random by the seed.
 
-    A sixth of the scans, the same for every seed, is for validation, so that settings chosen with one seed may be tested
-    with another. The seed divides the others between training and testing.
+    A sixth of the scans, the same for every seed, is for validation, so that settings chosen with one seed can be
+    tested with another. The seed divides the others between training and testing.
     """
     counts = {"train": train, "test": test, "validation": validation}
     if any(count < 10 or count % 10 for count in counts.values()):
