@@ -10,7 +10,9 @@ QUICK = ["digits-cnn", "--members", "2", "--epochs", "1", "--subset", "100", "--
 
 
 def test_methods_get_the_same_budget_and_are_compared_by_seed(tmp_path, capsys):
-    main([*QUICK, "--methods", "feature-wgd", "deep-ensembles", "--budget", "4", "--seeds", "2", "--out", str(tmp_path)])
+    main(
+        [*QUICK, "--methods", "feature-wgd", "deep-ensembles", "--budget", "4", "--seeds", "2", "--out", str(tmp_path)]
+    )
     found = json.loads((tmp_path / "tune-digits-cnn.json").read_text())
     assert [each["method"] for each in found["methods"]] == ["feature-WGD", "Deep Ensembles"]
     for each in found["methods"]:

@@ -34,7 +34,7 @@ def test_a_budget_is_divided_by_three_from_round_to_round():
                 assert sum(counts) <= budget
                 assert len(counts) == seeds
                 assert counts == sorted(counts, reverse=True)
-                assert 1 <= counts[-1]
+                assert counts[-1] >= 1
                 assert counts[0] <= points
     for budget, seeds in ((2, 3), (5, 0)):
         with pytest.raises(ValueError, match="budget at least seeds"):
@@ -61,7 +61,7 @@ def test_fields_of_components_are_replaced():
     assert changed == replace(QUICK, method=FeatureWGD(ff.Cauchy(0.5)), learning_rate=0.3)
     with pytest.raises(ValueError, match=r"method\.repulsoin.*did you mean repulsion"):
         with_values(QUICK, {"method.repulsoin": 2.0})
-    with pytest.raises(ValueError, match="no field 'epochs.size' to tune"):
+    with pytest.raises(ValueError, match=r"no field 'epochs\.size' to tune"):
         with_values(QUICK, {"epochs.size": 2})
     with pytest.raises(ValueError, match="no values for epochs"):
         draw_candidates(QUICK, {"epochs": ()}, 3)
