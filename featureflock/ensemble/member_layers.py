@@ -1,0 +1,287 @@
+"""Layers of n members that share their matrices. Rows of member i follow those of member i − 1: inputs are (n·B, …).
+
+    rank one   W_i = W ∘ (r_i s_iᵀ):    y_i = r_i ∘ (W (s_i ∘ x_i)) + b_i          Wen et al. (2020), BatchEnsemble
+    LoRA       W_i = W + (α/ρ) B_i A_i:  y_i = W x_i + b + (α/ρ) B_i A_i x_i         Hu et al. (2022), W and b frozen
+
+Member i has its own r_i, s_i and bias, or A_i and B_i, and its own normalisation layers. One matrix product or
+convolution with W serves all members. A convolution has one r for each output channel and one s for each input channel.
+An embedding has one r for each feature and one s for each entry.
+
+The shared matrix gets the mean over members of what n separate copies would get (`scale_gradient`):
+
+    ∂L/∂W = (1/n) Σ_i (∂L/∂W_i) ∘ (r_i s_iᵀ)
+
+Shapes: n members, k of them computed, B examples, V entries of an embedding, ρ the rank.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class MemberLayer(nn.Module):
+    """Base class of layers with parameters (n, …), one row per member. `SharedMembers` sets which are computed.
+
+    The layer that it replaces becomes its submodule `base`, with the weights that the members share.
+    """
+
+    part: tuple[int, int] | None = None
+    """First and last + 1 of the members that are computed; None for all."""
+    gradient_factor: float | None = None
+    """Factor of the gradient of shared weights; None for 1/n."""
+
+    def __init__(self, members: int) -> None:
+        super().__init__()
+        self.members = members
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Rows of the members that are computed."""
+        return tensor if self.part is None else tensor[slice(*self.part)]
+
+    def materialise(self, i: int) -> nn.Module:
+        """The ordinary layer of member i."""
+        raise NotImplementedError
+
+    def _product(self, base: nn.Module, x: Tensor) -> Tensor:
+        """The shared layer, without its bias, whose weight gets the mean of the members' gradients."""
+        weight = base.weight
+        assert isinstance(weight, Tensor)
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            out: Tensor = base(x)
+            return out
+        weight = scale_gradient(weight, 1 / self.members if self.gradient_factor is None else self.gradient_factor)
+        if isinstance(base, nn.Linear):
+            return F.linear(x, weight, base.bias)
+        if isinstance(base, CONVOLUTIONS):
+            return base._conv_forward(x, weight, base.bias)
+        called: Tensor = functional_call(base, {"weight": weight}, (x,))
+        return called
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(k·B, …) -> (k, B, …)."""
+        first, last = self.part or (0, self.members)
+        return x.unflatten(0, (last - first, -1))
+
+
+class RankOne(MemberLayer):
+    """Linear layer, convolution or embedding with W_i = W ∘ (r_i s_iᵀ)."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, base: nn.Module, r: Tensor, s: Tensor) -> None:
+        super().__init__(len(r))
+        self.base = base
+        self.r, self.s = nn.Parameter(r), nn.Parameter(s)
+        bias = getattr(base, "bias", None)
+        if bias is not None:
+            self.bias = _repeated(bias, len(r))
+            self.base.bias = None
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.base, nn.Embedding):
+            index = self._split(x)
+            s = self.own(self.s)  # (k, V)
+            offset = torch.arange(len(s), device=x.device).mul(s.shape[1]).view(-1, *[1] * (index.ndim - 1))
+            scale = F.embedding(index + offset, s.reshape(-1, 1)) * self._aligned(self.r, index.ndim + 1, -1)
+            return (self._split(self._product(self.base, x)) * scale).flatten(0, 1)
+        channel = -1 if isinstance(self.base, nn.Linear) else 2
+        x = self._split(x)
+        x = (x * self._aligned(self.s, x.ndim, channel)).flatten(0, 1)
+        y = self._split(self._product(self.base, x))
+        r = self._aligned(self.r, y.ndim, channel)
+        if self.bias is None:
+            return (y * r).flatten(0, 1)
+        return torch.addcmul(self._aligned(self.bias, y.ndim, channel), y, r).flatten(0, 1)
+
+    def _aligned(self, vectors: Tensor, ndim: int, channel: int) -> Tensor:
+        """Vectors (n, C) of the computed members, with C at dimension `channel` of `ndim`."""
+        shape = [1] * ndim
+        shape[0], shape[channel] = -1, vectors.shape[1]
+        return self.own(vectors).reshape(shape)
+
+    def materialise(self, i: int) -> nn.Module:
+        layer = copy.deepcopy(self.base)
+        r, s, weight = self.r[i].detach(), self.s[i].detach(), layer.weight
+        assert isinstance(weight, nn.Parameter)
+        if isinstance(layer, nn.Embedding):
+            factor = s[:, None] * r
+        elif isinstance(layer, TRANSPOSED):  # weight (inputs, outputs / groups, …)
+            r = r.view(layer.groups, 1, -1).expand(-1, len(s) // layer.groups, -1).flatten(0, 1)
+            factor = s[:, None] * r
+        else:  # weight (outputs, inputs / groups, …)
+            groups = layer.groups if isinstance(layer, CONVOLUTIONS) else 1
+            s = s.view(groups, 1, -1).expand(-1, len(r) // groups, -1).flatten(0, 1)
+            factor = r[:, None] * s
+        with torch.no_grad():
+            weight.mul_(factor.reshape(*factor.shape, *[1] * (weight.ndim - 2)))
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias[i].detach().clone(), self.bias.requires_grad)
+        return layer
+
+
+class LoRA(MemberLayer):
+    """Linear layer, convolution or embedding with W_i = W + (α/ρ) B_i A_i, on a frozen W."""
+
+    def __init__(self, base: nn.Module, members: int, rank: int, alpha: float) -> None:
+        super().__init__(members)
+        self.base, self.scale = base.requires_grad_(False), alpha / rank
+        weight = self.base.weight
+        assert isinstance(weight, Tensor)
+        if isinstance(base, nn.Embedding):  # W is (V, features), so it is W + (α/ρ) (B A)ᵀ with A (ρ, V)
+            a, b = (members, weight.shape[0], rank), (members, weight.shape[1], rank)
+        else:
+            a, b = (members, rank, *weight.shape[1:]), (members, weight.shape[0], rank)
+        std = 1 / math.sqrt(weight[0].numel())
+        self.a = nn.Parameter(torch.randn(a).mul(std).to(weight))
+        self.b = nn.Parameter(torch.zeros(b).to(weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, a, b = self._product(self.base, x), self.own(self.a), self.own(self.b)
+        parts = self._split(x)
+        if isinstance(self.base, nn.Linear):
+            delta = torch.bmm(torch.bmm(parts.reshape(len(a), -1, parts.shape[-1]), a.mT), b.mT)
+        elif isinstance(self.base, nn.Embedding):
+            delta = torch.stack([F.embedding(each, a_i) for each, a_i in zip(parts, a, strict=True)])
+            delta = torch.bmm(delta.flatten(1, -2), b.mT)
+        else:
+            delta = torch.cat([self._convolve(*each) for each in zip(parts, a, b, strict=True)])
+        return torch.add(y, delta.view_as(y), alpha=self.scale)
+
+    def _convolve(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """B A x of one member. Each group of channels uses the same A."""
+        base = self.base
+        assert isinstance(base, CONVOLUTIONS)
+        filters = a.repeat(base.groups, *[1] * (a.ndim - 1))
+        u = base._conv_forward(x, filters, None).unflatten(1, (base.groups, -1))  # (B, groups, ρ, …)
+        y = torch.einsum("bgr...,gor->bgo...", u, b.unflatten(0, (base.groups, -1)))
+        return y.flatten(1, 2)
+
+    def materialise(self, i: int) -> nn.Module:
+        layer = copy.deepcopy(self.base)
+        weight = layer.weight
+        assert isinstance(weight, nn.Parameter)
+        delta = self.a[i] @ self.b[i].T if isinstance(layer, nn.Embedding) else self.b[i] @ self.a[i].flatten(1)
+        with torch.no_grad():
+            weight.add_(delta.view_as(weight), alpha=self.scale)
+        return layer
+
+
+class MemberNorm(MemberLayer):
+    """LayerNorm, GroupNorm or RMSNorm with weights of each member."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, base: nn.Module, members: int) -> None:
+        super().__init__(members)
+        self.base = base
+        self.weight = _repeated(base.weight, members)
+        bias = getattr(base, "bias", None)
+        self.bias = None if bias is None else _repeated(bias, members)
+        self.base.weight = None
+        if bias is not None:
+            self.base.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._split(self.base(x))
+        weight = self._aligned(self.weight, y.ndim)
+        if self.bias is None:
+            return (y * weight).flatten(0, 1)
+        return torch.addcmul(self._aligned(self.bias, y.ndim), y, weight).flatten(0, 1)
+
+    def _aligned(self, vectors: Tensor, ndim: int) -> Tensor:
+        own, shape = self.own(vectors), vectors.shape[1:]
+        if isinstance(self.base, nn.GroupNorm):  # the channels are dimension 1 of x
+            return own.reshape(-1, 1, *shape, *[1] * (ndim - 3))
+        return own.reshape(-1, *[1] * (ndim - 1 - len(shape)), *shape)
+
+    def materialise(self, i: int) -> nn.Module:
+        layer = copy.deepcopy(self.base)
+        layer.weight = nn.Parameter(self.weight[i].detach().clone(), self.weight.requires_grad)
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias[i].detach().clone(), self.bias.requires_grad)
+        return layer
+
+
+class MemberBatchNorm(MemberLayer):
+    """BatchNorm with statistics and weights of each member."""
+
+    def __init__(self, base: nn.Module, members: int) -> None:
+        super().__init__(members)
+        self.base = base
+        for name, tensor in base.named_parameters(recurse=False):
+            self.register_parameter(name, _repeated(tensor, members))
+            setattr(self.base, name, None)
+        for name, tensor in base.named_buffers(recurse=False):
+            self.register_buffer(name, tensor.detach().expand(members, *tensor.shape).clone())
+            setattr(self.base, name, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last = self.part or (0, self.members)
+        rows = zip(range(first, last), x.chunk(last - first), strict=True)
+        return torch.cat([self._normalise(i, part) for i, part in rows])
+
+    def _normalise(self, i: int, x: Tensor) -> Tensor:
+        base = self.base
+        assert isinstance(base, BATCH_NORMS)
+        base._check_input_dim(x)
+        mean, var, count, weight, bias = (
+            None if (t := getattr(self, name, None)) is None else t[i]
+            for name in ("running_mean", "running_var", "num_batches_tracked", "weight", "bias")
+        )
+        momentum = 0.0 if base.momentum is None else base.momentum
+        if self.training and count is not None:
+            count.add_(1)
+            if base.momentum is None:
+                momentum = 1.0 / float(count)
+        batch_statistics = self.training or mean is None
+        return F.batch_norm(x, mean, var, weight, bias, batch_statistics, momentum, base.eps)
+
+    def materialise(self, i: int) -> nn.Module:
+        layer = copy.deepcopy(self.base)
+        for name, tensor in self.named_parameters(recurse=False):
+            setattr(layer, name, nn.Parameter(tensor[i].detach().clone(), tensor.requires_grad))
+        for name, tensor in self.named_buffers(recurse=False):
+            setattr(layer, name, tensor[i].clone())
+        return layer
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x; in the backward pass, multiply its gradient by a factor."""
+    if factor == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x
+    out: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ScaleGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, factor: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
+
+
+def _repeated(tensor: Any, members: int) -> nn.Parameter:
+    """A copy of a parameter for each member."""
+    return nn.Parameter(tensor.detach().expand(members, *tensor.shape).clone(), tensor.requires_grad)
