@@ -19,8 +19,8 @@ The repulsion is one vector for the whole batch, of norm about 2 log n / ‖z_i 
 falls as 1/B, while the data gradient of a data point does not depend on B. `reference_batch` keeps the strength that
 `repulsion` has at that batch size, whatever the batch size is.
 
-For features (n, B, T, H) of sequences, `layer(features, mask=mask)` leaves out padded tokens: a particle consists of the
-features of the other tokens, as if the padding did not exist.
+For features (n, B, T, H) of sequences, `layer(features, mask=mask)` leaves out padded tokens: a particle consists of
+the features of the other tokens, as if the padding did not exist.
 
 Shapes: n members, B data points, T tokens, H features, C classes.
 """

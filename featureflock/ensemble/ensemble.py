@@ -51,7 +51,7 @@ class Ensemble(nn.Module):
     `attention_mask` (B, T) also reaches the particle layer, and a head whose `forward` has a parameter `mask`.
 
     Args:
-        extractors: the feature extractors of the members, any modules; or n members in one network (`rank_one`, `lora`).
+        extractors: the feature extractors, any modules; or n members in one network (`rank_one`, `lora`).
         head: one module for all members, or a sequence (such as a ModuleList) of one per member. A shared head can be
             any part of a network, from an early block on. If it has BatchNorm, it is trained on the rows of all members
             as one batch of n·B, so that its statistics describe the mixture that it is used on.
@@ -137,8 +137,8 @@ class Ensemble(nn.Module):
         """Divide the ensemble among the processes of a mesh (distributed/mesh.py), and return it.
 
         This process stores only its own members; a trunk and members in one network (`rank_one`, `lora`) are stored by
-        every process, each of which computes its own members. `ens(x)` takes this process's part of a batch and returns the logits
-        of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
+        every process, which computes its own members. `ens(x)` takes this process's part of a batch and returns the
+        logits of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
 
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
@@ -210,7 +210,7 @@ class Ensemble(nn.Module):
         with self.mesh.member_rng(), unmodified(x if self.trunk is not None else None):
             if isinstance(self.extractors, SharedMembers):
                 return execute_shared(self.extractors, part, factor, x, self.execution, kwargs)
-            return execute(self.extractors[part], states, [x] * (part.stop - part.start), self.execution, kwargs)
+            return execute(list(self.extractors)[part], states, [x] * (part.stop - part.start), self.execution, kwargs)
 
     def _member_modules(self) -> list[nn.ModuleList]:
         return [m for m in (self.extractors, self.head) if isinstance(m, nn.ModuleList)]

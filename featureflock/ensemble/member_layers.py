@@ -56,16 +56,18 @@ class MemberLayer(nn.Module):
         """The shared layer, without its bias, whose weight gets the mean of the members' gradients."""
         weight = base.weight
         assert isinstance(weight, Tensor)
+        out: Tensor
         if not (torch.is_grad_enabled() and weight.requires_grad):
-            out: Tensor = base(x)
+            out = base(x)
             return out
         weight = scale_gradient(weight, 1 / self.members if self.gradient_factor is None else self.gradient_factor)
         if isinstance(base, nn.Linear):
-            return F.linear(x, weight, base.bias)
-        if isinstance(base, CONVOLUTIONS):
-            return base._conv_forward(x, weight, base.bias)
-        called: Tensor = functional_call(base, {"weight": weight}, (x,))
-        return called
+            out = F.linear(x, weight, base.bias)
+        elif isinstance(base, CONVOLUTIONS):
+            out = base._conv_forward(x, weight, base.bias)
+        else:
+            out = functional_call(base, {"weight": weight}, (x,))
+        return out
 
     def _split(self, x: Tensor) -> Tensor:
         """(k·B, …) -> (k, B, …)."""
@@ -85,7 +87,7 @@ class RankOne(MemberLayer):
         bias = getattr(base, "bias", None)
         if bias is not None:
             self.bias = _repeated(bias, len(r))
-            self.base.bias = None
+            self.base.register_parameter("bias", None)
         else:
             self.bias = None
 
@@ -190,9 +192,9 @@ class MemberNorm(MemberLayer):
         self.weight = _repeated(base.weight, members)
         bias = getattr(base, "bias", None)
         self.bias = None if bias is None else _repeated(bias, members)
-        self.base.weight = None
+        self.base.register_parameter("weight", None)
         if bias is not None:
-            self.base.bias = None
+            self.base.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._split(self.base(x))
@@ -221,11 +223,11 @@ class MemberBatchNorm(MemberLayer):
     def __init__(self, base: nn.Module, members: int) -> None:
         super().__init__(members)
         self.base = base
-        for name, tensor in base.named_parameters(recurse=False):
+        for name, tensor in list(base.named_parameters(recurse=False)):
             self.register_parameter(name, _repeated(tensor, members))
             setattr(self.base, name, None)
-        for name, tensor in base.named_buffers(recurse=False):
-            self.register_buffer(name, tensor.detach().expand(members, *tensor.shape).clone())
+        for name, buffer in list(base.named_buffers(recurse=False)):
+            self.register_buffer(name, buffer.detach().expand(members, *buffer.shape).clone())
             setattr(self.base, name, None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -253,8 +255,8 @@ class MemberBatchNorm(MemberLayer):
         layer = copy.deepcopy(self.base)
         for name, tensor in self.named_parameters(recurse=False):
             setattr(layer, name, nn.Parameter(tensor[i].detach().clone(), tensor.requires_grad))
-        for name, tensor in self.named_buffers(recurse=False):
-            setattr(layer, name, tensor[i].clone())
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(layer, name, buffer[i].clone())
         return layer
 
 

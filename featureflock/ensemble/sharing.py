@@ -8,15 +8,15 @@ A shared weight θ gets the mean over members of what it would get as n separate
 
     ∂L/∂θ ← (1/n) Σ_i ∂L/∂θ_i
 
-In every method a member gets the full gradient of its own loss (Deep Ensembles sum the losses, the particle layer passes
-−v_i/B to each member), so shared weights move by the mean over members, at the speed of one member. Without the factor
-they would move n times as far.
+In every method a member gets the full gradient of its own loss (Deep Ensembles sum the losses, the particle layer
+passes −v_i/B to each member), so shared weights move by the mean over members, at the speed of one member. Without the
+factor they would move n times as far.
 
 Shapes: n members, k of them computed, B examples.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -88,8 +88,8 @@ class SharedMembers(nn.Module):
         if not -len(self) <= i < len(self):
             raise IndexError(f"There are {len(self)} members; got member {i}.")
         network = copy.deepcopy(self.network)
-        made = {m: m.materialise(i % len(self)) for m in network.modules() if isinstance(m, MemberLayer)}
-        return _replaced(network, made)
+        layers = [m for m in network.modules() if isinstance(m, MemberLayer)]
+        return _replaced(network, {m: m.materialise(i % len(self)) for m in layers})
 
     def member_tensors(self) -> list[Tensor]:
         """Parameters and buffers (n, …) with one row per member."""
@@ -100,7 +100,7 @@ class SharedMembers(nn.Module):
         """Set the mode. BatchNorm of a frozen network, which has no statistics of each member, stays in eval mode."""
         super().train(mode)
         for m in self.modules():
-            if type(m) in BATCH_NORMS and m.running_mean is not None:  # type: ignore[union-attr]
+            if type(m) in BATCH_NORMS and m.running_mean is not None:
                 m.eval()
         return self
 
@@ -284,12 +284,11 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def gather_rows(tensors: Sequence[Tensor], axis: Axis, n: int) -> None:
-    """Replace the rows of other processes by their values there, in the gradients of parameters and in buffers (n, …)."""
+    """Take the rows of other processes from them, in place, for buffers and gradients of parameters (n, …)."""
     if axis.size == 1:
         return
     part = axis.local_slice(n)
-    tensors = [t.grad if isinstance(t, nn.Parameter) else t for t in tensors]
-    tensors = [t for t in tensors if t is not None]
+    tensors = [t for each in tensors if (t := each.grad if isinstance(each, nn.Parameter) else each) is not None]
     for dtype in {t.dtype for t in tensors}:
         group = [t for t in tensors if t.dtype == dtype]
         rows = axis.all_gather_rows(torch.cat([t.reshape(n, -1)[part] for t in group], 1), n)
@@ -337,7 +336,7 @@ def _converted(module: nn.Module, convert: Any) -> nn.Module:
     return _replaced(network, made)
 
 
-def _replaced(network: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+def _replaced(network: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module:
     if network in made:
         return made[network]
     for parent in list(network.modules()):

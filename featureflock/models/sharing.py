@@ -91,8 +91,8 @@ class SharedTrunkConfig(SharingConfig):
 def split(network: nn.Module, blocks: int) -> tuple[nn.Module, nn.Module]:
     """Divide a network into its first blocks and the rest, which is the same module without them."""
     if hasattr(network, "split"):
-        trunk, rest = network.split(blocks)
-        return trunk, rest
+        parts: tuple[nn.Module, nn.Module] = network.split(blocks)  # type: ignore[operator]
+        return parts
     if isinstance(network, CNN | MLP):
         flat = isinstance(network, MLP)
         first, name, per_block = nn.Flatten() if flat else nn.Identity(), "layers", 2 if flat else 3
