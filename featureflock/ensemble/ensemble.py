@@ -27,7 +27,9 @@ from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
 from featureflock.ensemble.inference import can_compile, fold_batch_norm
 from featureflock.ensemble.inputs import NOTHING, mask_for, takes_keywords, token_mask
-from featureflock.ensemble.sharing import SharedMembers, execute_shared, gather_rows, is_frozen, run_trunk, unmodified
+from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
+from featureflock.ensemble.sharing import SharedMembers
+from featureflock.ensemble.weight_particles import transported_weights
 
 Place = Literal["features", "logits", "weights"]
 
@@ -354,25 +356,8 @@ class Ensemble(nn.Module):
         layer = self.layer
         if layer is None or self.at != "weights" or not (layer.training and torch.is_grad_enabled()):
             return None, None
-        assert isinstance(self.head, nn.ModuleList)
-        members = [
-            {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
-            for pair in zip(self._local(self.extractors), self._local(self.head), strict=True)
-        ]
-        if not members[0]:
-            return None, None
-        vectors = [torch.cat([p.flatten() for p in member.values()]) for member in members]
-        if any(v.shape != vectors[0].shape for v in vectors):
-            sizes = ", ".join(str(v.numel()) for v in vectors)
-            raise ValueError(f"A layer on the weights needs members of equal size; they have {sizes} trained weights.")
-        states: tuple[list[ModuleState], list[ModuleState]] = [], []
-        transported = self.mesh.members.local_rows(layer(self._gather(vectors, "weights")))
-        for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
-            pieces = vector.split([p.numel() for p in member.values()])
-            for k, part in enumerate(states):
-                split = zip(member.items(), pieces, strict=True)
-                part.append({name: piece.view_as(p) for ((j, name), p), piece in split if j == k})
-        return states
+        pairs = [*zip(self._local(self.extractors), self._local(self.head), strict=True)]
+        return transported_weights(pairs, lambda vectors: layer(self._gather(vectors, "weights")), self.mesh)
 
 
 class RemoteMember(nn.Module):

@@ -64,7 +64,7 @@ class MemberLayer(nn.Module):
         if isinstance(base, nn.Linear):
             out = F.linear(x, weight, base.bias)
         elif isinstance(base, CONVOLUTIONS):
-            out = base._conv_forward(x, weight, base.bias)
+            out = base._conv_forward(x, weight, base.bias)  # as the layer itself calls it, with its padding mode
         else:
             out = functional_call(base, {"weight": weight}, (x,))
         return out
@@ -72,7 +72,8 @@ class MemberLayer(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         """(k·B, …) -> (k, B, …)."""
         first, last = self.part or (0, self.members)
-        return x.unflatten(0, (last - first, -1))
+        parts: Tensor = x.unflatten(0, (last - first, -1))
+        return parts
 
 
 class RankOne(MemberLayer):
@@ -144,10 +145,12 @@ class LoRA(MemberLayer):
         if isinstance(base, nn.Embedding):  # W is (V, features), so it is W + (α/ρ) (B A)ᵀ with A (ρ, V)
             a, b = (members, weight.shape[0], rank), (members, weight.shape[1], rank)
         else:
-            a, b = (members, rank, *weight.shape[1:]), (members, weight.shape[0], rank)
+            a, b = (members, rank, weight[0].numel()), (members, weight.shape[0], rank)
         std = 1 / math.sqrt(weight[0].numel())
         self.a = nn.Parameter(torch.randn(a).mul(std).to(weight))
         self.b = nn.Parameter(torch.zeros(b).to(weight))
+        if isinstance(base, nn.Embedding) and base.padding_idx is not None:
+            self.a.data[:, base.padding_idx] = 0
 
     def forward(self, x: Tensor) -> Tensor:
         y, a, b = self._product(self.base, x), self.own(self.a), self.own(self.b)
@@ -155,7 +158,8 @@ class LoRA(MemberLayer):
         if isinstance(self.base, nn.Linear):
             delta = torch.bmm(torch.bmm(parts.reshape(len(a), -1, parts.shape[-1]), a.mT), b.mT)
         elif isinstance(self.base, nn.Embedding):
-            delta = torch.stack([F.embedding(each, a_i) for each, a_i in zip(parts, a, strict=True)])
+            rows = zip(parts, a, strict=True)
+            delta = torch.stack([F.embedding(each, a_i, self.base.padding_idx) for each, a_i in rows])
             delta = torch.bmm(delta.flatten(1, -2), b.mT)
         else:
             delta = torch.cat([self._convolve(*each) for each in zip(parts, a, b, strict=True)])
@@ -165,7 +169,7 @@ class LoRA(MemberLayer):
         """B A x of one member. Each group of channels uses the same A."""
         base = self.base
         assert isinstance(base, CONVOLUTIONS)
-        filters = a.repeat(base.groups, *[1] * (a.ndim - 1))
+        filters = a.repeat(base.groups, 1).unflatten(1, base.weight.shape[1:])
         u = base._conv_forward(x, filters, None).unflatten(1, (base.groups, -1))  # (B, groups, ρ, …)
         y = torch.einsum("bgr...,gor->bgo...", u, b.unflatten(0, (base.groups, -1)))
         return y.flatten(1, 2)
@@ -174,7 +178,7 @@ class LoRA(MemberLayer):
         layer = copy.deepcopy(self.base)
         weight = layer.weight
         assert isinstance(weight, nn.Parameter)
-        delta = self.a[i] @ self.b[i].T if isinstance(layer, nn.Embedding) else self.b[i] @ self.a[i].flatten(1)
+        delta = self.a[i] @ self.b[i].T if isinstance(layer, nn.Embedding) else self.b[i] @ self.a[i]
         with torch.no_grad():
             weight.add_(delta.view_as(weight), alpha=self.scale)
         return layer
