@@ -4,7 +4,9 @@
     LoRA       W_i = W + (α/ρ) B_i A_i:  y_i = W x_i + b + (α/ρ) B_i A_i x_i         Hu et al. (2022), W and b frozen
 
 Member i has its own r_i, s_i and bias, or A_i and B_i, and its own normalisation layers. One matrix product or
-convolution with W serves all members. A convolution has one r for each output channel and one s for each input channel.
+convolution with W serves all members. Where the matrices W_i of one layer are smaller than its input, as in
+convolutions of images, it is cheaper to scale W than the activations, and the products with W_i are computed
+instead. A convolution has one r for each output channel and one s for each input channel.
 An embedding has one r for each feature and one s for each entry.
 
 The shared matrix gets the mean over members of what n separate copies would get (`scale_gradient`):
@@ -60,7 +62,7 @@ class MemberLayer(nn.Module):
         if not (torch.is_grad_enabled() and weight.requires_grad):
             out = base(x)
             return out
-        weight = scale_gradient(weight, 1 / self.members if self.gradient_factor is None else self.gradient_factor)
+        weight = self._shared_weight(base)
         if isinstance(base, nn.Linear):
             out = F.linear(x, weight, base.bias)
         elif isinstance(base, CONVOLUTIONS):
@@ -68,6 +70,10 @@ class MemberLayer(nn.Module):
         else:
             out = functional_call(base, {"weight": weight}, (x,))
         return out
+
+    def _shared_weight(self, base: nn.Module) -> Tensor:
+        assert isinstance(base.weight, Tensor)
+        return scale_gradient(base.weight, 1 / self.members if self.gradient_factor is None else self.gradient_factor)
 
     def _split(self, x: Tensor) -> Tensor:
         """(k·B, …) -> (k, B, …)."""
@@ -99,6 +105,8 @@ class RankOne(MemberLayer):
             offset = torch.arange(len(s), device=x.device).mul(s.shape[1]).view(-1, *[1] * (index.ndim - 1))
             scale = F.embedding(index + offset, s.reshape(-1, 1)) * self._aligned(self.r, index.ndim + 1, -1)
             return (self._split(self._product(self.base, x)) * scale).flatten(0, 1)
+        if self._scales_weights(x):
+            return self._products(x)
         channel = -1 if isinstance(self.base, nn.Linear) else 2
         x = self._split(x)
         x = (x * self._aligned(self.s, x.ndim, channel)).flatten(0, 1)
@@ -108,6 +116,39 @@ class RankOne(MemberLayer):
             return (y * r).flatten(0, 1)
         return torch.addcmul(self._aligned(self.bias, y.ndim, channel), y, r).flatten(0, 1)
 
+    def _scales_weights(self, x: Tensor) -> bool:
+        """Whether W is scaled instead of inputs and outputs: where the matrices of k members are smaller than x."""
+        first, last = self.part or (0, self.members)
+        weight = self.base.weight
+        assert isinstance(weight, Tensor)
+        return not isinstance(self.base, TRANSPOSED) and (last - first) * weight.numel() <= x.numel()
+
+    def _products(self, x: Tensor) -> Tensor:
+        """W_i x_i + b_i with the matrices of the members."""
+        base, weight = self.base, self._shared_weight(self.base)
+        factors = self._factors(self.own(self.r), self.own(self.s))
+        factors = factors.reshape(*factors.shape, *[1] * (weight.ndim - 2))
+        bias = None if self.bias is None else self.own(self.bias)
+        if isinstance(base, nn.Linear):
+            rows, weights = self._split(x).flatten(1, -2), weight * factors  # (k, rows, inputs)
+            y = rows @ weights.mT if bias is None else torch.baddbmm(bias[:, None], rows, weights.mT)
+            return y.reshape(*x.shape[:-1], -1)
+        assert isinstance(base, CONVOLUTIONS)
+        biases = [None] * len(factors) if bias is None else bias
+        parts = zip(x.chunk(len(factors)), factors, biases, strict=True)
+        return torch.cat([base._conv_forward(x_i, weight * f_i, b_i) for x_i, f_i, b_i in parts])
+
+    def _factors(self, r: Tensor, s: Tensor) -> Tensor:
+        """r_i s_iᵀ of k members, from r (k, outputs) and s (k, inputs), as the first two dimensions of W have them."""
+        if isinstance(self.base, nn.Embedding):  # weight (entries, features)
+            return s[:, :, None] * r[:, None]
+        groups = 1 if isinstance(self.base, nn.Linear) else self.base.groups
+        assert isinstance(groups, int)
+        r, s = r.unflatten(1, (groups, -1)), s.unflatten(1, (groups, -1))
+        if isinstance(self.base, TRANSPOSED):  # weight (inputs, outputs / groups, …)
+            r, s = s, r
+        return (r[..., None] * s[:, :, None]).flatten(1, 2)  # weight (outputs, inputs / groups, …)
+
     def _aligned(self, vectors: Tensor, ndim: int, channel: int) -> Tensor:
         """Vectors (n, C) of the computed members, with C at dimension `channel` of `ndim`."""
         shape = [1] * ndim
@@ -116,18 +157,10 @@ class RankOne(MemberLayer):
 
     def materialise(self, i: int) -> nn.Module:
         layer = copy.deepcopy(self.base)
-        r, s, weight = self.r[i].detach(), self.s[i].detach(), layer.weight
+        weight = layer.weight
         assert isinstance(weight, nn.Parameter)
-        if isinstance(layer, nn.Embedding):
-            factor = s[:, None] * r
-        elif isinstance(layer, TRANSPOSED):  # weight (inputs, outputs / groups, …)
-            r = r.view(layer.groups, 1, -1).expand(-1, len(s) // layer.groups, -1).flatten(0, 1)
-            factor = s[:, None] * r
-        else:  # weight (outputs, inputs / groups, …)
-            groups = layer.groups if isinstance(layer, CONVOLUTIONS) else 1
-            s = s.view(groups, 1, -1).expand(-1, len(r) // groups, -1).flatten(0, 1)
-            factor = r[:, None] * s
         with torch.no_grad():
+            (factor,) = self._factors(self.r[i : i + 1], self.s[i : i + 1])
             weight.mul_(factor.reshape(*factor.shape, *[1] * (weight.ndim - 2)))
         if self.bias is not None:
             layer.bias = nn.Parameter(self.bias[i].detach().clone(), self.bias.requires_grad)

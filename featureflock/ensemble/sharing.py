@@ -66,12 +66,21 @@ class SharedMembers(nn.Module):
         """Outputs (n, B, …). Tensors whose first dimension is the batch are repeated for each member."""
         first, last = next((m.part for m in self.modules() if isinstance(m, MemberLayer)), None) or (0, len(self))
         count = last - first
+        images = [p for p in self.network.parameters() if p.ndim == 4]
         sizes: list[int] = []
         map_tensors(lambda t: sizes.append(len(t)) if t.ndim else None, (args, kwargs))
         batch = sizes[0] if sizes else 0
 
+        last_format = torch.channels_last
+        in_last_format = any(p.is_contiguous(memory_format=last_format) and not p.is_contiguous() for p in images)
+
         def repeat(t: Tensor) -> Tensor:
-            return t.expand(count, *t.shape).flatten(0, 1) if t.ndim and len(t) == batch else t
+            if not t.ndim or len(t) != batch:
+                return t
+            rows: Tensor = t.expand(count, *t.shape).flatten(0, 1)
+            if t.ndim == 4 and in_last_format:  # also the strides of a dimension of size 1, which kernels look at
+                rows = torch.empty_like(rows, memory_format=last_format).copy_(rows)
+            return rows
 
         def split(t: Tensor) -> Tensor:
             return t.unflatten(0, (count, batch)) if t.ndim and len(t) == count * batch else t

@@ -85,8 +85,10 @@ def losses(outputs):
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *TRANSPOSED])
-@pytest.mark.parametrize("init", ["signs", 0.5])
-def test_rank_one_layers_are_those_of_n_networks(name, init):
+@pytest.mark.parametrize(("init", "scales_weights"), [("signs", False), (0.5, False), (0.5, True)])
+def test_rank_one_layers_are_those_of_n_networks(name, init, scales_weights, monkeypatch):
+    if name not in TRANSPOSED:
+        monkeypatch.setattr(RankOne, "_scales_weights", lambda self, x: scales_weights)
     make, data = (LAYERS | TRANSPOSED)[name]
     plain, x = make(), data()
     members = ff.rank_one(plain, N, init=init)
