@@ -1,8 +1,9 @@
 """Quality of members that share weights, beside Deep Ensembles: Fashion-MNIST, 5 members, 5 seeds.
 
 Every row trains the same small CNN on the same 3,000 images for 6 epochs. The learning rate of each row is the one of
-0.1, 0.3 and 0.6 with the lowest NLL on 1,000 held-out training images, for a seed that is not among those of the table. The
-test set is used once per run, after training. Differences vs Deep Ensembles are paired by seed, with 95 % intervals.
+0.1, 0.3 and 0.6 with the lowest NLL on 1,000 held-out training images, for a seed that is not among those of the table.
+The test set is used once per run, after training. Differences vs Deep Ensembles are paired by seed, with 95 %
+intervals.
 
     python benchmarks/sharing_quality.py [--quick] [--json results/sharing.json]
 

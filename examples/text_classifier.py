@@ -127,7 +127,7 @@ def main() -> None:
             p.data += 0.02 * p.std() * torch.randn_like(p)
     method = FeatureWGD()
     optimiser = torch.optim.AdamW(
-        [{"params": ens.extractors.parameters(), "lr": 5e-5}, {"params": ens.head.parameters(), "lr": 1e-3}]
+        [{"params": ens.extractors.parameters(), "lr": 5e-5}, {"params": ens.head.parameters(), "lr": 1e-2}]
     )
     started = time.time()
     for epoch in range(epochs):

@@ -266,6 +266,7 @@ class MemberBatchNorm(MemberLayer):
         for name, buffer in list(base.named_buffers(recurse=False)):
             self.register_buffer(name, buffer.detach().expand(members, *buffer.shape).clone())
             setattr(self.base, name, None)
+        vars(base)["track_running_stats"] = False  # otherwise load_state_dict expects statistics
 
     def forward(self, x: Tensor) -> Tensor:
         first, last = self.part or (0, self.members)
@@ -294,6 +295,7 @@ class MemberBatchNorm(MemberLayer):
             setattr(layer, name, nn.Parameter(tensor[i].detach().clone(), tensor.requires_grad))
         for name, buffer in self.named_buffers(recurse=False):
             setattr(layer, name, buffer[i].clone())
+            vars(layer)["track_running_stats"] = True
         return layer
 
 

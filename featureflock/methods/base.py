@@ -102,7 +102,8 @@ class Method:
                 raise ValueError(f"{self.title} needs separate extractors; its members cannot be in one network.")
             if trunk is not None:
                 torch.manual_seed(2**33 + seed)
-                ens = Ensemble(ens.extractors, ens.head, ens.layer, at=ens.at, trunk=trunk())
+                ens.trunk = trunk()
+                ens.train()  # keeps a frozen trunk in eval mode
         ens.execution = execution
         return ens
 
