@@ -73,6 +73,12 @@ def test_methods():
     assert int(names["ens"].layer.seen) == 90
 
 
+def test_sharing():
+    names = run_blocks("docs/sharing.md", loop_names())
+    x = names["loader"][0][0]
+    assert names["ens"].predict(x).shape == names["lora"].predict(x).shape == (16, 10)
+
+
 def test_speed():
     run_blocks("docs/speed.md", {})
 
