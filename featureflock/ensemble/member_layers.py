@@ -42,6 +42,9 @@ class MemberLayer(nn.Module):
     gradient_factor: float | None = None
     """Factor of the gradient of shared weights; None for 1/n."""
 
+    rows: int | None = None
+    """k·B, the number of rows of the current call; None outside of one."""
+
     def __init__(self, members: int) -> None:
         super().__init__()
         self.members = members
@@ -71,6 +74,18 @@ class MemberLayer(nn.Module):
             out = functional_call(base, {"weight": weight}, (x,))
         return out
 
+    def _batched(self, x: Tensor) -> Tensor:
+        """x with the rows of all members: an input without a batch, such as positions (1, T), is repeated."""
+        if self.rows is None or len(x) % self.rows == 0:
+            return x
+        if len(x) == 1:
+            return x.expand(self.rows, *x.shape[1:])
+        name = type(getattr(self, "base", self)).__name__
+        raise ValueError(
+            f"A {name} got {len(x)} rows instead of {self.rows}; members in one network need a network that treats the "
+            "first dimension as the batch."
+        )
+
     def _shared_weight(self, base: nn.Module) -> Tensor:
         assert isinstance(base.weight, Tensor)
         return scale_gradient(base.weight, 1 / self.members if self.gradient_factor is None else self.gradient_factor)
@@ -99,6 +114,7 @@ class RankOne(MemberLayer):
             self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._batched(x)
         if isinstance(self.base, nn.Embedding):
             index = self._split(x)
             s = self.own(self.s)  # (k, V)
@@ -186,6 +202,7 @@ class LoRA(MemberLayer):
             self.a.data[:, base.padding_idx] = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._batched(x)
         y, a, b = self._product(self.base, x), self.own(self.a), self.own(self.b)
         parts = self._split(x)
         if isinstance(self.base, nn.Linear):
@@ -234,6 +251,7 @@ class MemberNorm(MemberLayer):
             self.base.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._batched(x)
         y = self._split(self.base(x))
         weight = self._aligned(self.weight, y.ndim)
         if self.bias is None:
@@ -269,6 +287,7 @@ class MemberBatchNorm(MemberLayer):
         vars(base)["track_running_stats"] = False  # otherwise load_state_dict expects statistics
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._batched(x)
         first, last = self.part or (0, self.members)
         rows = zip(range(first, last), x.chunk(last - first), strict=True)
         return torch.cat([self._normalise(i, part) for i, part in rows])

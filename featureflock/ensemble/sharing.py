@@ -86,7 +86,14 @@ class SharedMembers(nn.Module):
             return t.unflatten(0, (count, batch)) if t.ndim and len(t) == count * batch else t
 
         args, kwargs = map_tensors(repeat, (args, kwargs))
-        return map_tensors(split, self.network(*args, **kwargs))
+        layers = [m for m in self.modules() if isinstance(m, MemberLayer)]
+        for m in layers:
+            m.rows = count * batch if batch else None
+        try:
+            return map_tensors(split, self.network(*args, **kwargs))
+        finally:
+            for m in layers:
+                m.rows = None
 
     def materialise(self, i: int) -> nn.Module:
         """Member i as an ordinary network, with the values and the train or eval mode of the members."""

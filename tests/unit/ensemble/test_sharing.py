@@ -206,6 +206,38 @@ def test_a_network_is_copied_and_random_vectors_follow_the_seed():
     assert torch.equal(a, b)
 
 
+class Positions(nn.Module):
+    """Adds embeddings of positions, whose indices have no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(self.embedding(torch.arange(6)[None]))
+
+
+def test_inputs_of_a_layer_without_a_batch_are_repeated():
+    x = torch.randn(B, 6, 4)
+    for members in (ff.rank_one(Positions(), N), ff.lora(Positions(), N, 2, ["embedding", "linear"])):
+        outputs = members(x)
+        losses(enumerate(outputs)).backward()
+        assert_close(outputs, torch.stack([m(x) for m in members]), **EXACT)
+
+
+def test_a_network_whose_first_dimension_is_not_the_batch_is_refused():
+    class Transposing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x.transpose(0, 1)).transpose(0, 1)
+
+    with pytest.raises(ValueError, match="A Linear got 6 rows instead of 12"):
+        ff.rank_one(Transposing(), N)(torch.randn(B, 6, 4))
+
+
 def test_tied_weights_stay_tied():
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     network[1].weight = network[0].weight
