@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from featureflock.models import (
     CifarResNetConfig,
     CNNConfig,
     MLPConfig,
+    ModelConfig,
     RankOneConfig,
     ResNetConfig,
     SharedTrunkConfig,
@@ -64,6 +65,31 @@ def test_a_run_resumes_bit_identically_and_is_rebuilt(name, method, tmp_path):
     assert isinstance(loaded.extractors, SharedMembers) == (name != "trunk")
     assert (loaded.trunk is not None) == (name != "rank one")
     assert result["parameters"] == sum(p.numel() for p in loaded.parameters())
+
+
+@dataclass(frozen=True)
+class Adapted(ModelConfig):
+    """LoRA members of a network that stands for a pretrained one."""
+
+    def extractor(self, shape):
+        return CNNConfig(4).extractor(shape)
+
+    def share(self, extractor, members):
+        return ff.lora(extractor, members, 2, ["0", "3", "6"])
+
+
+def test_lora_members_are_trained_resumed_and_saved(tmp_path):
+    recipe = replace(SHORT, model=Adapted(), method=FeatureWGD())
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, tmp_path / "parts", reporter=InterruptAt(3))
+    train(recipe, tmp_path / "parts", resume=True)
+    whole, parts = (ff.load(tmp_path / run / "ensemble") for run in ("whole", "parts"))
+    for (name, p), q in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
+        assert torch.equal(p, q), name
+    start = build(recipe, recipe.splits())
+    for (name, p), q in zip(start.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(p, q) == (not p.requires_grad), name
 
 
 @pytest.mark.parametrize("name", MODELS)
