@@ -19,6 +19,7 @@ import overhead
 import prediction
 import processes
 import scaling
+import sharing
 import startup
 import throughput
 import torch
@@ -30,6 +31,7 @@ PARTS = {
     "processes": processes.measure,
     "scaling": scaling.measure,
     "memory": memory.measure,
+    "sharing": sharing.measure,
     "prediction": prediction.measure,
     "evaluation": evaluation.measure,
     "corruptions": corruptions.measure,

@@ -11,6 +11,7 @@ from featureflock.version import __version__
 __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform", "transport"]
 __all__ += ["ParticleLayer", "particle_loss"]
 __all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
+__all__ += ["lora", "rank_one"]
 __all__ += ["corruptions", "data", "evaluation", "methods", "models", "studies", "training"]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
@@ -18,14 +19,14 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, SteinWGD, Uniform, transport
     from featureflock.core.layer import ParticleLayer, particle_loss
     from featureflock.distributed.mesh import MeshShape, join_mesh
-    from featureflock.ensemble import Ensemble, Uncertainty, load, save
+    from featureflock.ensemble import Ensemble, Uncertainty, load, lora, rank_one, save
     from featureflock.evaluation import calibrate
 else:
     _NAMES = {
         "core": "MAP RBF SVGD WGD Cauchy Normal SteinWGD Uniform transport",
         "core.layer": "ParticleLayer particle_loss",
         "distributed.mesh": "MeshShape join_mesh",
-        "ensemble": "Ensemble Uncertainty load save",
+        "ensemble": "Ensemble Uncertainty load lora rank_one save",
         "evaluation": "calibrate",
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

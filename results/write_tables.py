@@ -85,6 +85,8 @@ TABLES = (
     ResultTable("docs/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
     ResultTable("docs/speed.md", "bench", "bench.json", benchmark("harness")),
     ResultTable("docs/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
+    ResultTable("docs/sharing.md", "sharing-cost", "benchmark_sharing.json", benchmark("harness")),
+    ResultTable("docs/sharing.md", "sharing", "sharing.json", benchmark("sharing_quality")),
     *(
         ResultTable("docs/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key))
         for name, module, key in (

@@ -13,6 +13,7 @@ from featureflock.core import KERNELS, PRIORS, RULES
 from featureflock.data import DATA_SETS, HeldOut
 from featureflock.methods import METHODS, Single
 from featureflock.models import MODELS
+from featureflock.models.sharing import SharingConfig
 from featureflock.training import RECIPES, ComputeConfig, Recipe
 from featureflock.utils.registry import unknown_name
 
@@ -22,6 +23,7 @@ Field = tuple[str, Any, Any]
 COMPONENTS: dict[str, Mapping[str, type]] = {
     "data": DATA_SETS,
     "model": MODELS,
+    "model.base": MODELS,
     "method": METHODS,
     "method.prior": PRIORS,
     "method.kernel": KERNELS,
@@ -74,17 +76,17 @@ def _with_chosen_components(recipe: Recipe, flags: list[str]) -> Recipe:
         name = _value_of(f"--{path}", flags)
         if name is None or name not in choices:
             continue
-        owner: Any = recipe.method if "." in path else recipe
-        field = path.removeprefix("method.")
+        parent, _, field = path.rpartition(".")
+        owner: Any = getattr(recipe, parent) if parent else recipe
         if not hasattr(owner, field):
             raise ValueError(f"{type(owner).__name__} has no {field}; leave out --{path}.")
         chosen: Any = choices[name]
         if not _has_defaults(chosen):
             raise ValueError(f"--{path} {name}: {chosen.__name__} must be a dataclass with a default for each field.")
         if not isinstance(getattr(owner, field), chosen):
-            component = HeldOut(recipe.data) if chosen is HeldOut else chosen()  # of the recipe's data
-            changed = replace(owner, **{field: component})
-            recipe = replace(recipe, method=changed) if "." in path else changed
+            wraps = issubclass(chosen, HeldOut | SharingConfig)  # the recipe's data or network
+            changed = replace(owner, **{field: chosen(getattr(owner, field)) if wraps else chosen()})
+            recipe = replace(recipe, **{parent: changed}) if parent else changed
     if isinstance(recipe.method, Single) and recipe.members is not None:
         recipe = replace(recipe, members=1)
     return recipe

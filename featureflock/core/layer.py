@@ -19,7 +19,10 @@ The repulsion is one vector for the whole batch, of norm about 2 log n / ‖z_i 
 falls as 1/B, while the data gradient of a data point does not depend on B. `reference_batch` keeps the strength that
 `repulsion` has at that batch size, whatever the batch size is.
 
-Shapes: n members, B data points, H features, C classes.
+For features (n, B, T, H) of sequences, `layer(features, mask=mask)` leaves out padded tokens: a particle consists of
+the features of the other tokens, as if the padding did not exist.
+
+Shapes: n members, B data points, T tokens, H features, C classes.
 """
 
 import math
@@ -27,7 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -55,8 +58,8 @@ class ParticleLayer(nn.Module):
         prior, kernel, rank, subspace, rule, repulsion: as in `transport`.
         reference_batch: batch size that `repulsion` refers to. For a batch of B the repulsion is multiplied by
             B / reference_batch, so that its effect on each data point stays the same. None for no correction.
-        count: number of data terms that a member's mean loss averages, if it is not B: B·T for sequences of T tokens,
-            the size of the data set for particles that are weights.
+        count: number of data terms that a member's mean loss averages, if it is not B: "tokens" for a loss of each
+            token (those that are not masked, of all B·T), the size of the data set for particles that are weights.
         scale: factor of the mean loss in `backward`; needed whenever the loss is not the plain mean and is not made by
             `particle_loss` or a method: 1/k for k accumulated micro-batches, a GradScaler's scale, n for losses
             summed over members. Update the attribute if it changes: `layer.scale = scaler.get_scale()`.
@@ -80,7 +83,7 @@ class ParticleLayer(nn.Module):
         repulsion: float = 1.0,
         *,
         reference_batch: int | None = None,
-        count: int | None = None,
+        count: int | Literal["tokens"] | None = None,
         scale: float | Tensor = 1.0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -92,7 +95,14 @@ class ParticleLayer(nn.Module):
         self._config().check()
         self._check_factors()
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the features.
+
+        Args:
+            features: (n, B, …).
+            mask: (B, T), bool or 0 and 1 as in an attention mask, for features (n, B, T, …): tokens with 0 take no part
+                in prior and repulsion, and get the gradient of the loss alone.
+        """
         if not (self.training and torch.is_grad_enabled() and features.requires_grad):
             return features
         if features.ndim < 2 or features.numel() == 0:
@@ -100,19 +110,21 @@ class ParticleLayer(nn.Module):
                 "ParticleLayer needs features (members, batch, …) with at least one member and one data point; "
                 f"got shape {tuple(features.shape)}."
             )
+        if mask is not None:
+            mask = _checked_mask(mask, features)
         config = self._config()
         config.check(features.shape[0])
         self._check_factors()
         if not torch.compiler.is_compiling():
             self._warn_about_parts()
             if features.device.type == "cpu":
-                check_finite(features, "features")
-        count = features.shape[1] if self.count is None else self.count
+                check_finite(features if mask is None else features.masked_fill(~mask, 0.0), "features")
+        count = self._count(features, mask)
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
         ratio = None if self.reference_batch is None else features.shape[1] / self.reference_batch
         out: Tensor
         out, token = _Transport.apply(  # type: ignore[no-untyped-call]
-            features, config, count, None if self._scale_tokens is not None else scale, ratio, self.group
+            features, config, count, None if self._scale_tokens is not None else scale, ratio, self.group, mask
         )
         if self._scale_tokens is not None:
             self._scale_tokens.append(token)
@@ -138,6 +150,13 @@ class ParticleLayer(nn.Module):
         parts += [f"reference_batch={self.reference_batch}"] * (self.reference_batch is not None)
         return ", ".join(parts + ([] if self.count is None else [f"count={self.count}"]))
 
+    def _count(self, features: Tensor, mask: Tensor | None) -> float | Tensor:
+        if self.count != "tokens":
+            return features.shape[1] if self.count is None else self.count
+        if features.ndim < 3:
+            raise ValueError(f'count="tokens" needs features (members, batch, tokens, …); got {tuple(features.shape)}.')
+        return features.shape[1:3].numel() if mask is None else mask.sum().double().clamp_min(1)
+
     def _config(self) -> TransportConfig:
         return TransportConfig(self.prior, self.kernel, self.rank, self.subspace, self.rule, self.repulsion)
 
@@ -157,7 +176,7 @@ class ParticleLayer(nn.Module):
             ("scale", self.scale),
             ("reference_batch", self.reference_batch),
         ):
-            if value is None or isinstance(value, Tensor):
+            if value is None or isinstance(value, Tensor) or (name == "count" and value == "tokens"):
                 continue
             if not isinstance(value, Real) or not 0 < value < math.inf:
                 raise ValueError(f"ParticleLayer needs a positive finite {name}; got {value!r}.")
@@ -188,24 +207,27 @@ class _Transport(torch.autograd.Function):
     def forward(
         features: Tensor,
         config: TransportConfig,
-        count: int,
+        count: float | Tensor,
         scale: float | Tensor | None,
         batch_ratio: float | None,
         group: dist.ProcessGroup | None,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         # A copy: the backward pass needs the features, and the next module may overwrite its input (in-place ReLU).
         return features.clone(), features.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        features, ctx.config, ctx.count, ctx.scale, ctx.batch_ratio, ctx.group = inputs
-        ctx.save_for_backward(features)
+        features, ctx.config, ctx.count, ctx.scale, ctx.batch_ratio, ctx.group, mask = inputs
+        ctx.save_for_backward(features, mask)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, loss_scale: Tensor) -> tuple[Tensor | None, ...]:
-        (features,) = ctx.saved_tensors
-        n = features.shape[0]
+        features, mask = ctx.saved_tensors
+        n, data_grad = features.shape[0], grad
+        if mask is not None:  # equal coordinates add nothing to distances, zero gradients nothing to the subspace
+            features, grad = features.masked_fill(~mask, 0.0), grad.masked_fill(~mask, 0.0)
         scale, divisor = ctx.scale, ctx.scale
         if scale is None:
             scale = (loss_scale.cpu() if loss_scale.device.type == "mps" else loss_scale).double()
@@ -220,4 +242,19 @@ class _Transport(torch.autograd.Function):
             group=ctx.group,
         )
         # A gradient that overflowed must reach the optimiser as NaN: GradScaler then skips the step. So no error here.
-        return v.masked_fill_(~finite, math.nan).view_as(features), None, None, None, None, None
+        v = v.masked_fill_(~finite, math.nan).view_as(features)
+        v = v if mask is None else torch.where(mask, v, n * data_grad)
+        return v, None, None, None, None, None, None
+
+
+def _checked_mask(mask: Tensor, features: Tensor) -> Tensor:
+    """The mask as bool (1, B, T, 1, …), for features (n, B, T, …)."""
+    if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"mask must be a tensor of bool, or of integers with 1 for tokens and 0 for padding; got {got}."
+        )
+    if mask.ndim < 1 or mask.shape != features.shape[1 : 1 + mask.ndim]:
+        shapes = f"features {tuple(features.shape)} and mask {tuple(mask.shape)}"
+        raise ValueError(f"mask must be (batch, tokens) for features (members, batch, tokens, …); got {shapes}.")
+    return mask.bool().view(1, *mask.shape, *[1] * (features.ndim - 1 - mask.ndim))

@@ -1,4 +1,4 @@
-"""The ensemble: n feature extractors, a shared head or one head per member, and the particle layer.
+"""The ensemble: a shared trunk, n feature extractors, a shared head or one head per member, and the particle layer.
 
     ens = Ensemble(extractors, head=nn.Linear(H, C), layer=ParticleLayer(rank=5))
     ens(x)                   # logits of each member, (n, B, C)
@@ -13,7 +13,8 @@ Shapes: n members, B data points, H features, C classes.
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -25,6 +26,10 @@ from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
 from featureflock.ensemble.inference import can_compile, fold_batch_norm
+from featureflock.ensemble.inputs import NOTHING, mask_for, takes_keywords, token_mask
+from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
+from featureflock.ensemble.sharing import SharedMembers
+from featureflock.ensemble.weight_particles import transported_weights
 
 Place = Literal["features", "logits", "weights"]
 
@@ -43,8 +48,12 @@ class Uncertainty(NamedTuple):
 class Ensemble(nn.Module):
     """n feature extractors with one shared head, or with one head per member.
 
+    The trunk, or without one each extractor, gets x of `ens(x)` or the keyword arguments of `ens(**batch)`. A mapping
+    `ens(batch)` is passed as keyword arguments if that module takes them. If features are (n, B, T, …), the keyword
+    `attention_mask` (B, T) also reaches the particle layer, and a head whose `forward` has a parameter `mask`.
+
     Args:
-        extractors: the feature extractors of the members; any modules.
+        extractors: the feature extractors, any modules; or n members in one network (`rank_one`, `lora`).
         head: one module for all members, or a sequence (such as a ModuleList) of one per member. A shared head can be
             any part of a network, from an early block on. If it has BatchNorm, it is trained on the rows of all members
             as one batch of n·B, so that its statistics describe the mixture that it is used on.
@@ -58,25 +67,30 @@ class Ensemble(nn.Module):
             "low_memory"   one after another, with the activations of one member in memory at a time: the backward pass
                            recomputes them, with the same dropout masks and without updating running statistics. A
                            shared head with BatchNorm is the exception: its activations are stored for all members.
+            Members in one network are computed in one call in the first two modes.
+        trunk: a module that all members share, computed once before the extractors, which get its output; or None. Its
+            parameters get the mean over members of the gradients that separate trunks would get (sharing.py). A frozen
+            trunk, all of whose parameters have requires_grad=False, stays in eval mode.
     """
 
     def __init__(
         self,
-        extractors: Iterable[nn.Module],
+        extractors: Iterable[nn.Module] | SharedMembers,
         head: nn.Module | Sequence[nn.Module],
         layer: nn.Module | None = None,
         *,
         at: Place = "features",
         execution: Execution = "sequential",
+        trunk: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        extractors = list(extractors)
+        extractors = extractors if isinstance(extractors, SharedMembers) else nn.ModuleList(extractors)
         shared = isinstance(head, nn.Module) and not isinstance(head, nn.ModuleList)
         heads: list[nn.Module] = [] if shared else list(head)  # type: ignore[arg-type]
-        if not extractors:
+        if not len(extractors):
             raise ValueError("An Ensemble needs at least one extractor.")
         for name, modules in (("extractor", extractors), ("head", heads)):
-            if len({id(m) for m in modules}) < len(modules):
+            if not isinstance(modules, SharedMembers) and len({id(m) for m in modules}) < len(modules):
                 raise ValueError(f"Every member needs a separate {name}; the same {name} was given twice.")
         if not shared and len(heads) != len(extractors):
             raise ValueError(f"{len(extractors)} extractors need as many heads, or one shared head; got {len(heads)}.")
@@ -86,12 +100,18 @@ class Ensemble(nn.Module):
             raise ValueError(f"at must be one of {', '.join(get_args(Place))}; got {at!r}.")
         if at == "weights" and layer is not None and getattr(layer, "count", None) is None:
             raise ValueError("A layer on the weights needs ParticleLayer(count=N) for a training set of N examples.")
+        if at == "weights" and isinstance(extractors, SharedMembers):
+            raise ValueError('A layer on the weights needs members with weights of their own; use at="features".')
+        if trunk is not None and not isinstance(trunk, nn.Module):
+            raise ValueError(f"trunk must be a module or None; got {trunk!r}.")
         if at == "weights" and shared:
             raise ValueError("A layer on the weights needs one head per member; got one shared head.")
-        self.extractors = nn.ModuleList(extractors)
+        self.trunk, self.extractors = trunk, extractors
         self.head: nn.Module = head if shared else nn.ModuleList(heads)  # type: ignore[assignment]
         self.layer, self.at = layer, at
         self.execution = execution
+        if trunk is not None and is_frozen(trunk):
+            trunk.eval()
 
     mesh: Mesh = SINGLE_PROCESS
     """The processes that the ensemble is divided among; see `shard`."""
@@ -99,11 +119,28 @@ class Ensemble(nn.Module):
     def __len__(self) -> int:
         return len(self.extractors)
 
+    def train(self, mode: bool = True) -> "Ensemble":
+        """Set train or eval mode; a frozen trunk stays in eval mode."""
+        super().train(mode)
+        if self.trunk is not None and is_frozen(self.trunk):
+            self.trunk.eval()
+        return self
+
+    def member(self, i: int) -> nn.Sequential:
+        """Member i as one network from input to logits, with submodules `trunk`, if there is one, `extractor`, `head`.
+
+        It shares its weights with the ensemble, unless members are in one network; then the extractor is a copy.
+        """
+        head = self.head[i] if isinstance(self.head, nn.ModuleList) else self.head
+        parts = {"trunk": self.trunk, "extractor": self.extractors[i], "head": head}
+        return nn.Sequential(OrderedDict((name, part) for name, part in parts.items() if part is not None))
+
     def shard(self, mesh: Mesh) -> "Ensemble":
         """Divide the ensemble among the processes of a mesh (distributed/mesh.py), and return it.
 
-        This process stores only its own members. `ens(x)` takes this process's part of a batch and returns the logits
-        of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
+        This process stores only its own members; a trunk and members in one network (`rank_one`, `lora`) are stored by
+        every process, which computes its own members. `ens(x)` takes this process's part of a batch and returns the
+        logits of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
 
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
@@ -137,16 +174,18 @@ class Ensemble(nn.Module):
         """
         if self.mesh.world.size == 1:
             return
-        of_members = {p for modules in self._member_modules() for p in modules.parameters()}
+        rows = self.extractors.member_tensors() if isinstance(self.extractors, SharedMembers) else []
+        of_members = {p for modules in self._member_modules() for p in modules.parameters()} | {*rows}
         grads = {p: p.grad for p in self.parameters() if p.grad is not None}
         statistics = [b for b in self.buffers() if b.is_floating_point()]
         self.mesh.average([grad for p, grad in grads.items() if p in of_members] + statistics)
         self.mesh.average([grad for p, grad in grads.items() if p not in of_members], over_members=True)
+        gather_rows(rows, self.mesh.members, len(self))
 
     @contextmanager
     def detached_from_mesh(self) -> Iterator[None]:
         """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
-        if any(isinstance(m, RemoteMember) for m in self.extractors):
+        if any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
             raise ValueError("Some members are on other processes; save the ensemble, then ff.load has all members.")
         of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
         references = [(self, "mesh"), *((self.layer, name) for name in of_layer)]
@@ -157,13 +196,26 @@ class Ensemble(nn.Module):
             for module, name, value in removed:
                 setattr(module, name, value)
 
-    def _execute_local(self, modules: nn.Module, states: list[ModuleState] | None, x: Any) -> Tensor | list[Tensor]:
-        local = self._local(modules)
-        with self.mesh.member_rng():
-            return execute(local, states, [x] * len(local), self.execution)
+    def _local_features(
+        self, states: list[ModuleState] | None, x: Any, kwargs: dict[str, Any]
+    ) -> Tensor | list[Tensor]:
+        """Return the features of the members of this process."""
+        first = self.trunk if self.trunk is not None else self.extractors
+        if isinstance(x, Mapping) and takes_keywords(first, x):
+            x, kwargs = NOTHING, {**x, **kwargs}
+        # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.
+        factor = self.mesh.members.size / len(self)
+        if self.trunk is not None:
+            # Behind a layer on the weights, trunks get the gradient of the mean loss, which is a mean over members.
+            x, kwargs = run_trunk(self.trunk, x, kwargs, factor if states is None else self.mesh.members.size), {}
+        part = self.mesh.members.local_slice(len(self))
+        with self.mesh.member_rng(), unmodified(x if self.trunk is not None else None):
+            if isinstance(self.extractors, SharedMembers):
+                return execute_shared(self.extractors, part, factor, x, self.execution, kwargs)
+            return execute(list(self.extractors)[part], states, [x] * (part.stop - part.start), self.execution, kwargs)
 
     def _member_modules(self) -> list[nn.ModuleList]:
-        return [self.extractors, self.head] if isinstance(self.head, nn.ModuleList) else [self.extractors]
+        return [m for m in (self.extractors, self.head) if isinstance(m, nn.ModuleList)]
 
     def _local(self, modules: nn.Module) -> list[nn.Module]:
         """Return the modules of the members of this process."""
@@ -200,34 +252,37 @@ class Ensemble(nn.Module):
             raise ValueError(f"temperature must be positive and finite, or None; got {temperature}.")
         self._temperature = None if temperature is None else float(temperature)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the logits of each member, (n, B, C)."""
         extractor_states, head_states = self._transported_weights()
-        features = self._execute_local(self.extractors, extractor_states, x)
-        feature_layer = self.layer if self.at == "features" else None
+        features = self._local_features(extractor_states, x, inputs)
+        mask = token_mask(features[0], x, inputs)
         if not isinstance(self.head, nn.ModuleList):
             features = self._gather(features, "features")
-            logits = self._shared_head(features if feature_layer is None else feature_layer(features))
+            logits = self._shared_head(self._apply_layer("features", features, mask), mask)
         else:
-            if feature_layer is not None:
-                features = self.mesh.members.local_rows(feature_layer(self._gather(features, "features")))
-            logits = self._gather(execute(self._local(self.head), head_states, features, self.execution), "logits")
-        return self.layer(logits) if self.layer is not None and self.at == "logits" else logits
+            if self.layer is not None and self.at == "features":
+                gathered = self._apply_layer("features", self._gather(features, "features"), mask)
+                features = self.mesh.members.local_rows(gathered)
+            kwargs = mask_for(self._local(self.head)[0], mask)
+            outputs = execute(self._local(self.head), head_states, features, self.execution, kwargs)
+            logits = self._gather(outputs, "logits")
+        return self._apply_layer("logits", logits, token_mask(logits[0], x, inputs))
 
-    def features(self, x: Any) -> Tensor:
+    def features(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the features of each member, (n, B, …)."""
-        return self._gather(self._execute_local(self.extractors, None, x), "features")
+        return self._gather(self._local_features(None, x, inputs), "features")
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
         if not isinstance(self.head, nn.ModuleList):
-            return self._shared_head(features)
-        here = self.mesh.members.local_rows(features)
-        return self._gather(execute(self._local(self.head), None, here, self.execution), "logits")
+            return self._shared_head(features, mask)
+        here, heads = self.mesh.members.local_rows(features), self._local(self.head)
+        return self._gather(execute(heads, None, here, self.execution, mask_for(heads[0], mask)), "logits")
 
-    def predict(self, x: Any) -> Tensor:
+    def predict(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the probabilities averaged over members, (B, C), at the ensemble's temperature; in eval mode."""
-        log_p = self.member_log_probs(x).logsumexp(0).sub(math.log(len(self)))
+        log_p = self.member_log_probs(x, **inputs).logsumexp(0).sub(math.log(len(self)))
         return log_p.exp() if self.temperature is None else log_p.div(self.temperature).softmax(-1)
 
     def for_inference(self, *, compile: bool | None = None) -> "Ensemble":
@@ -238,6 +293,7 @@ class Ensemble(nn.Module):
 
         The copy is in eval mode, without gradients and without the particle layer. BatchNorm is folded into
         convolutions (inference.py), and the memory format is channels_last. Later training does not change the copy.
+        Members in one network stay in one network, with its memory, and their BatchNorm is not folded.
 
         Args:
             compile: use torch.compile, at the first call for each shape of x (seconds); None for where it is available.
@@ -246,37 +302,53 @@ class Ensemble(nn.Module):
             ens = copy.deepcopy(self).eval().requires_grad_(False)
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         heads = [fold_batch_norm(head) for head in ens.head] if isinstance(ens.head, nn.ModuleList) else None
-        fast = Ensemble(map(fold_batch_norm, ens.extractors), heads or fold_batch_norm(ens.head))
+        in_one = isinstance(ens.extractors, SharedMembers)
+        extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
+        trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
+        fast = Ensemble(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
         fast.temperature = self.temperature
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if can_compile(device) if compile is None else compile:
             options = compile_options()
-            for extractor in fast.extractors:
-                extractor.compile(options=options)
+            for module in fast.compiled_modules():
+                module.compile(options=options)
         return fast.eval()
 
-    def uncertainty(self, x: Any) -> Uncertainty:
+    def compiled_modules(self) -> list[nn.Module]:
+        """The modules that torch.compile is applied to: the trunk, and each extractor or the network of all members."""
+        members = [self.extractors.network] if isinstance(self.extractors, SharedMembers) else [*self.extractors]
+        return members if self.trunk is None else [self.trunk, *members]
+
+    def uncertainty(self, x: Any = NOTHING, /, **inputs: Any) -> Uncertainty:
         """Return the total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode.
 
         The temperature is not used: it applies to the averaged prediction, not to the members.
         """
-        log_p = self.member_log_probs(x)
+        log_p = self.member_log_probs(x, **inputs)
         p = log_p.double().exp()  # the difference of two entropies can be much smaller than both
         total = torch.special.entr(p.mean(0)).sum(-1)
         aleatoric = torch.special.entr(p).sum(-1).mean(0)
         parts = total, aleatoric, (total - aleatoric).clamp_min(0)
         return Uncertainty(*(part.to(log_p.dtype) for part in parts))
 
-    def _shared_head(self, features: Tensor) -> Tensor:
-        joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
-        if joint or self.execution == "vectorised":
-            return torch.unflatten(self.head(features.flatten(0, 1)), 0, (len(self), -1))
-        return _stack(execute([self.head] * len(self), None, features, self.execution), "logits")
+    def _apply_layer(self, place: Place, particles: Tensor, mask: Tensor | None) -> Tensor:
+        if self.layer is None or self.at != place:
+            return particles
+        out: Tensor = self.layer(particles, mask) if isinstance(self.layer, ParticleLayer) else self.layer(particles)
+        return out
 
-    def member_log_probs(self, x: Any) -> Tensor:
+    def _shared_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
+        kwargs = mask_for(self.head, mask)
+        if joint or self.execution == "vectorised":
+            kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
+            return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
+        return _stack(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
+
+    def member_log_probs(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
         with torch.no_grad(), eval_mode(self):
-            logits: Tensor = self(x)
+            logits: Tensor = self(x, **inputs)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def _transported_weights(self) -> tuple[list[ModuleState] | None, list[ModuleState] | None]:
@@ -284,25 +356,8 @@ class Ensemble(nn.Module):
         layer = self.layer
         if layer is None or self.at != "weights" or not (layer.training and torch.is_grad_enabled()):
             return None, None
-        assert isinstance(self.head, nn.ModuleList)
-        members = [
-            {(k, name): p for k, m in enumerate(pair) for name, p in m.named_parameters() if p.requires_grad}
-            for pair in zip(self._local(self.extractors), self._local(self.head), strict=True)
-        ]
-        if not members[0]:
-            return None, None
-        vectors = [torch.cat([p.flatten() for p in member.values()]) for member in members]
-        if any(v.shape != vectors[0].shape for v in vectors):
-            sizes = ", ".join(str(v.numel()) for v in vectors)
-            raise ValueError(f"A layer on the weights needs members of equal size; they have {sizes} trained weights.")
-        states: tuple[list[ModuleState], list[ModuleState]] = [], []
-        transported = self.mesh.members.local_rows(layer(self._gather(vectors, "weights")))
-        for member, vector in zip(members, self.mesh.average_gradient(transported), strict=True):
-            pieces = vector.split([p.numel() for p in member.values()])
-            for k, part in enumerate(states):
-                split = zip(member.items(), pieces, strict=True)
-                part.append({name: piece.view_as(p) for ((j, name), p), piece in split if j == k})
-        return states
+        pairs = [*zip(self._local(self.extractors), self._local(self.head), strict=True)]
+        return transported_weights(pairs, lambda vectors: layer(self._gather(vectors, "weights")), self.mesh)
 
 
 class RemoteMember(nn.Module):

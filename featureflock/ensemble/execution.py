@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 
+from featureflock.ensemble.inputs import NOTHING
+
 Execution = Literal["sequential", "vectorised", "low_memory"]
 ModuleState = dict[str, Tensor]
 
@@ -26,16 +28,19 @@ def execute(
     states: Sequence[ModuleState] | None,
     inputs: Tensor | Sequence[Any],
     execution: Execution,
+    kwargs: dict[str, Any] | None = None,
 ) -> Tensor | list[Tensor]:
     """Return the output of module i for input i, for all i: a stacked tensor if vectorised, else a list.
 
-    `states` are weights to use instead of those of the modules; for `execution` see `Ensemble`.
+    `states` are weights to use instead of those of the modules; for `execution` see `Ensemble`. An input may be
+    NOTHING. All modules get the same keyword arguments.
     """
+    kwargs = kwargs or {}
     states = [{} for _ in modules] if states is None else states
     if execution == "vectorised":
-        return _vectorised(modules, states, inputs)
+        return _vectorised(modules, states, inputs, kwargs)
     call = _call_recomputing if execution == "low_memory" and torch.is_grad_enabled() else _call
-    return [call(module, state, x) for module, state, x in zip(modules, states, inputs, strict=True)]
+    return [call(module, state, x, kwargs) for module, state, x in zip(modules, states, inputs, strict=True)]
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -76,12 +81,13 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _call(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
-    out: Tensor = functional_call(module, state, (x,)) if state else module(x)
+def _call(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
+    args = () if x is NOTHING else (x,)
+    out: Tensor = functional_call(module, state, args, kwargs) if state else module(*args, **kwargs)
     return out
 
 
-def _call_recomputing(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
+def _call_recomputing(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
     """Call a module without storing its activations: the backward pass computes them again.
 
     The second call starts from copies of the buffers, as they were before the first call, and from the same random
@@ -91,8 +97,8 @@ def _call_recomputing(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
     parameters = [p for name, p in module.named_parameters() if p.requires_grad and name not in state]
     inputs: list[Tensor] = []
     devices = [p.device for p in parameters]
-    _map_tensors(lambda t: inputs.append(t) if t.requires_grad else None, (state, x))
-    _map_tensors(lambda t: devices.append(t.device), (state, x))
+    map_tensors(lambda t: inputs.append(t) if t.requires_grad else None, (state, x, kwargs))
+    map_tensors(lambda t: devices.append(t.device), (state, x, kwargs))
 
     def gradients(grad: Tensor) -> tuple[Tensor | None, ...]:
         """Repeat the call and return the gradients of its inputs that require one, then of the parameters."""
@@ -104,27 +110,28 @@ def _call_recomputing(module: nn.Module, state: ModuleState, x: Any) -> Tensor:
             leaves.append(t.detach().requires_grad_())
             return leaves[-1]
 
-        state_, x_ = _map_tensors(detach, (state, x))
+        state_, x_, kwargs_ = map_tensors(detach, (state, x, kwargs))
         with torch.enable_grad():
-            out = _call(module, state_ | {name: b.clone() for name, b in buffers.items()}, x_)
+            out = _call(module, state_ | {name: b.clone() for name, b in buffers.items()}, x_, kwargs_)
         return torch.autograd.grad(out, [*leaves, *parameters], grad, allow_unused=True)
 
     device = devices[0] if devices else torch.device("cpu")
-    call = partial(_call, module, state, x)
+    call = partial(_call, module, state, x, kwargs)
     out: Tensor = _Recompute.apply(call, gradients, device, *inputs, *parameters)  # type: ignore[no-untyped-call]
     return out
 
 
-def _map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Apply a function to every tensor in nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
         mapped = copy.copy(tree)
-        mapped.update({key: _map_tensors(function, value) for key, value in tree.items()})
+        for key, value in tree.items():  # not `update`, which the outputs of transformers do not have
+            mapped[key] = map_tensors(function, value)
         return mapped
     if isinstance(tree, list | tuple):
-        values = [_map_tensors(function, value) for value in tree]
+        values = [map_tensors(function, value) for value in tree]
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
     return tree
 
@@ -147,7 +154,12 @@ class _Recompute(torch.autograd.Function):
             return (None, None, None, *ctx.gradients(grad))
 
 
-def _vectorised(modules: Sequence[nn.Module], states: Sequence[ModuleState], inputs: Tensor | Sequence[Any]) -> Tensor:
+def _vectorised(
+    modules: Sequence[nn.Module],
+    states: Sequence[ModuleState],
+    inputs: Tensor | Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Tensor:
     """Call all modules at once, with torch.func.vmap over their stacked weights and buffers."""
     template = modules[0]
     modes = [[m.training for m in module.modules()] for module in modules]
@@ -166,7 +178,7 @@ def _vectorised(modules: Sequence[nn.Module], states: Sequence[ModuleState], inp
 
     def call(weights: ModuleState, buffers: ModuleState, x: Any) -> tuple[Tensor, ModuleState]:
         state = weights | buffers
-        out = functional_call(template, state, (x,))
+        out = functional_call(template, state, () if x is NOTHING else (x,), kwargs)
         return out, {name: state[name] for name in buffers}  # functional_call writes updates to `state`
 
     in_dims, out_dims = (0, dims, None if one_input else 0), (0, dims)

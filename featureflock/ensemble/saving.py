@@ -107,6 +107,8 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
         raise ValueError(f"{folder / _INDEX} does not describe an ensemble; it was modified after saving.") from error
     if not isinstance(ens, Ensemble):
         raise ValueError(f"{folder / _INDEX} describes a {type(ens).__name__}, not an Ensemble.")
+    if not hasattr(ens, "trunk"):  # saved before there were trunks
+        ens.trunk = None
     return ens
 
 

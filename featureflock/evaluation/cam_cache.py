@@ -48,7 +48,9 @@ def images_to_map(
 
 def has_convolutions(predictor: Predictor) -> bool:
     """Whether all members have convolutions, which Grad-CAM needs."""
-    return all(any(isinstance(m, nn.Conv2d) for m in member.modules()) for member in predictor.ensemble.extractors)
+    ens = predictor.ensemble
+    members = ens.extractors if isinstance(ens.extractors, nn.ModuleList) and ens.trunk is None else [ens]
+    return all(any(isinstance(m, nn.Conv2d) for m in member.modules()) for member in members)
 
 
 def load_maps(run: TrainedRun, kind: MapKind, chosen: list[EvaluationSet]) -> CachedMaps | None:

@@ -58,15 +58,14 @@ def class_activation_maps(
     if not given and not (isinstance(classes, str) and classes in ("ensemble", "member")):
         got = f"{classes.dtype} {tuple(classes.shape)}" if isinstance(classes, Tensor) else repr(classes)
         raise ValueError(f'classes must be "ensemble", "member" or a tensor of integers (B,); got {got}.')
-    heads = ens.head if isinstance(ens.head, nn.ModuleList) else [ens.head] * len(ens)
-    members = [nn.Sequential(*pair) for pair in zip(ens.extractors, heads, strict=True)]
     # Compiled operations cannot be traced. Unless torch._dynamo is imported, there are none.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with eval_mode(ens), eager, torch.inference_mode(False), torch.enable_grad():
+        members = map(ens.member, range(len(ens)))  # one at a time: rank-one and LoRA members are made as copies
         x = x.clone() if isinstance(x, Tensor) and x.is_inference() else x
         if isinstance(classes, str) and classes == "ensemble":
             with torch.no_grad():
-                logits_nbc = torch.stack([member(x) for member in members])
+                logits_nbc = ens(x)
             classes = logits_nbc.float().softmax(-1).mean(0).argmax(-1)
         pairs = [_grad_cam(i, member, x, classes, block) for i, member in enumerate(members)]
     sizes = [f"{m_bhw.shape[-2]} × {m_bhw.shape[-1]}" for m_bhw, _ in pairs]
@@ -137,7 +136,7 @@ def checked_maps(maps: Tensor) -> Tensor:
 
 def _record(block: Block, member: nn.Module, i: int, activations: list[Tensor]) -> AbstractContextManager[Any]:
     """Append the outputs of a module to `activations`, call by call."""
-    module = block(member[0])  # type: ignore[index]
+    module = block(member.extractor)  # type: ignore[arg-type]
     if not isinstance(module, nn.Module):
         raise ValueError(f"block must return a submodule of the extractor; for member {i} it returned {module!r}.")
 

@@ -9,7 +9,8 @@ what to back-propagate.
 
 Initial weights are the same for every method: member i of seed s is built after torch.manual_seed(1000 s + i), first
 its extractor, then its head. So a member depends neither on the number of members nor on the method, and can be trained
-alone. A shared head is the head of member 0. Networks that a method adds are built after torch.manual_seed(2³² + s).
+alone. A shared head is the head of member 0. Members in one network share the extractor of member 0. Networks that a
+method adds are built after torch.manual_seed(2³² + s), and a trunk after torch.manual_seed(2³³ + s).
 
 `extra_optimisers` and `order` are optional: parameters with an optimiser of their own, and batches of a special
 composition. Additional networks and counters are submodules and buffers of the ensemble, so checkpoints include them.
@@ -32,6 +33,7 @@ from featureflock.core.rules import WGD, Rule
 from featureflock.core.transport import Subspace, TransportConfig
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
+from featureflock.ensemble.sharing import SharedMembers
 from featureflock.utils.registry import Registry
 
 Factory = Callable[[], nn.Module]
@@ -70,6 +72,8 @@ class Method:
         seed: int = 0,
         train_size: int | None = None,
         execution: Execution = "sequential",
+        share: Callable[[nn.Module, int], SharedMembers | None] | None = None,
+        trunk: Factory | None = None,
     ) -> Ensemble:
         """Build a randomly initialised ensemble. PyTorch's global random state is unchanged.
 
@@ -79,18 +83,31 @@ class Method:
             seed: seed of the initial weights.
             train_size: N, the number of training points; needed by weight-WGD and DICE.
             execution: execution mode of the members, as in `Ensemble`.
+            share: turns the extractor of member 0 and the number of members into members in one network, such as
+                `rank_one`; None, also as its result, for separate extractors.
+            trunk: returns a new trunk, as in `Ensemble`; None for no trunk.
         """
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
             raise ValueError(f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got {members} and {seed}.")
-        extractors, heads = [], []
+        extractors, heads = list[nn.Module](), list[nn.Module]()
+        shared: SharedMembers | None = None
         with torch.random.fork_rng():
             for i in range(members):
                 torch.manual_seed(1000 * seed + i)
-                extractors.append(make_extractor())
+                if shared is None:
+                    extractors.append(make_extractor())
                 heads.append(make_head())
+                if i == 0 and share is not None:
+                    shared = share(extractors[0], members)
             torch.manual_seed(2**32 + seed)
-            ens = self.assemble(extractors, heads, train_size)
+            ens = self.assemble(extractors if shared is None else shared, heads, train_size)  # type: ignore[arg-type]
+            if shared is not None and ens.extractors is not shared:
+                raise ValueError(f"{self.title} needs separate extractors; its members cannot be in one network.")
+            if trunk is not None:
+                torch.manual_seed(2**33 + seed)
+                ens.trunk = trunk()
+                ens.train()  # keeps a frozen trunk in eval mode
         ens.execution = execution
         return ens
 

@@ -12,6 +12,7 @@ from featureflock.models.cnn import CNN, CNNConfig
 from featureflock.models.fast_cnn import FastCNN, FastCNNConfig
 from featureflock.models.mlp import MLP, MLPConfig
 from featureflock.models.resnet import ResNet, ResNetConfig
+from featureflock.models.sharing import RankOneConfig, SharedTrunkConfig
 from featureflock.models.wide_resnet import WideResNet, WideResNetConfig
 from featureflock.utils.registry import import_submodules
 
@@ -19,4 +20,5 @@ import_submodules(__name__, __path__)
 
 __all__ = ["MODELS", "CustomModelConfig", "ModelConfig", "linear_head"]
 __all__ += ["CNN", "MLP", "CifarResNet", "FastCNN", "ResNet", "WideResNet"]
-__all__ += ["CNNConfig", "CifarResNetConfig", "FastCNNConfig", "MLPConfig", "ResNetConfig", "WideResNetConfig"]
+__all__ += ["CNNConfig", "CifarResNetConfig", "FastCNNConfig", "MLPConfig", "RankOneConfig"]
+__all__ += ["ResNetConfig", "SharedTrunkConfig", "WideResNetConfig"]

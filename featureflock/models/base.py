@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from featureflock.ensemble.sharing import SharedMembers
 from featureflock.models.layers import check_positive, initialise
 from featureflock.utils.registry import Registry
 
@@ -36,6 +37,14 @@ class ModelConfig(ABC):
 
         x are `fit_examples` training inputs (all, if there are fewer), not augmented, the same for every member.
         """
+
+    def share(self, extractor: nn.Module, members: int) -> SharedMembers | None:
+        """Members in one network, made of an extractor (ensemble/sharing.py); None for separate extractors."""
+        return None
+
+    def trunk(self, shape: tuple[int, ...]) -> Callable[[], nn.Module] | None:
+        """Function that builds a trunk for inputs of this shape, whose output all extractors get; None for no trunk."""
+        return None
 
     def head(self, extractor: nn.Module, classes: int) -> nn.Module:
         """Build a randomly initialised classifier for the features of `extractor`."""

@@ -39,7 +39,9 @@ def training_flops(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
     if not len(x):  # unreadable; the training loop reports it
         return 0.0
-    return 3.0 * forward_flops(ens.extractors[0], x) * len(ens) * len(examples) * recipe.epochs
+    separate = isinstance(ens.extractors, nn.ModuleList) and ens.trunk is None
+    flops = forward_flops(ens.extractors[0], x) * len(ens) if separate else forward_flops(ens, x)
+    return 3.0 * flops * len(examples) * recipe.epochs
 
 
 def forward_flops(network: nn.Module, x: Tensor) -> int:
@@ -61,5 +63,12 @@ def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int
     def make_head() -> nn.Module:
         return recipe.model.head(extractors[-1], classes)
 
-    members, seed = recipe.members, recipe.seed
-    return recipe.method.build(make_extractor, make_head, members=members, seed=seed, train_size=train_size)
+    return recipe.method.build(
+        make_extractor,
+        make_head,
+        members=recipe.members,
+        seed=recipe.seed,
+        train_size=train_size,
+        share=recipe.model.share,
+        trunk=recipe.model.trunk(shape),
+    )

