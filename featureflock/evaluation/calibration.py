@@ -108,7 +108,7 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
             raise ValueError("calibrate needs batches (inputs, labels), with labels a tensor of class indices.")
         x, y = batch
         if len(y):
-            log_p = mean_log_probs(ens.member_log_probs(_to_device(x, device)).double())
+            log_p = mean_log_probs(ens.member_predictions(_to_device(x, device)).double())
             if not torch.isfinite(log_p).all():
                 raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
             parts.append((log_p, checked_labels(y, log_p)))

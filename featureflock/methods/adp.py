@@ -33,6 +33,7 @@ class ADP(Method):
     """Independent members, rewarded for differing in the wrong classes."""
 
     title = "ADP"
+    needs_classes = True
 
     alpha: float = 2.0
     """α, weight of the entropy of the mean prediction. The authors use 2."""
@@ -43,8 +44,9 @@ class ADP(Method):
         check_numbers(self, "alpha", "beta")
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        self.check_task(ens.task, y)
         logits = ens(x)
-        cross_entropy = torch.stack([F.cross_entropy(each, y) for each in logits]).sum()
+        cross_entropy = ens.task.losses(logits, y).sum()
         diversity = self.alpha * mean_entropy(logits).mean() + self.beta * log_volume(logits, y).mean()
         return LossOutput(cross_entropy - diversity.to(cross_entropy.dtype), logits)
 

@@ -29,7 +29,7 @@ def batches(ens):
 def nll_at(ens, batches, temperature):
     total, count = 0.0, 0
     for x, y in batches:
-        log_p = ens.member_log_probs(x).exp().mean(0).log()
+        log_p = ens.member_predictions(x).exp().mean(0).log()
         total -= (log_p / temperature).log_softmax(-1)[range(len(y)), y].sum().item()
         count += len(y)
     return total / count
