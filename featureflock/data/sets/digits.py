@@ -31,7 +31,7 @@ class Digits(DataSet):
             parts = (pairs.x_train, pairs.y_train), (pairs.x_test["clean"], pairs.y_test)
             views = [View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16))]
         else:
-            x, y = _scans()
+            x, y = scans()
             order = permutation(len(y), Stream.DIGITS_SPLIT)
             parts, views = ((x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])), []
         norm = Normalisation((0.0,), (16.0,))
@@ -59,7 +59,7 @@ def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000) -> Tw
     """Return `train` and `test` images, balanced over digits, of scans chosen at random by the seed."""
     if train < 10 or test < 10 or train % 10 or test % 10:
         raise ValueError(f"The numbers of two-view digits must be multiples of 10; got train={train}, test={test}.")
-    x, y = _scans()
+    x, y = scans()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
     half = len(y) // 2
@@ -85,7 +85,7 @@ def _pairs(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> tupl
     return torch.cat(images), torch.cat(labels)
 
 
-def _scans() -> tuple[Tensor, Tensor]:
+def scans() -> tuple[Tensor, Tensor]:
     """All scans (N, 8, 8) in [0, 1], and their labels."""
     from sklearn.datasets import load_digits  # importing it takes a second, so only when needed
 
