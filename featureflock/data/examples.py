@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Examples(ABC):
-    """Labels or other targets (N, …) and indices (N,) into the full set, both on the CPU; inputs are read as batches."""
+    """Labels or other targets (N, …), and indices (N,) into the full set, on the CPU; inputs are read as batches."""
 
     labels: Tensor
     indices: Tensor
@@ -221,8 +221,8 @@ def content_digest(*tensors: Tensor) -> str:
 def stratified_split(examples: Examples, count: int, *keys: int) -> tuple[Tensor, Tensor]:
     """Positions of `count` examples, balanced over classes, and of the remaining ones; both sorted.
 
-    The examples of each class are ranked at random by the keys, and the lowest ranks of all classes are chosen. Where an
-    example does not have exactly one class, all are ranked together.
+    The examples of each class are ranked at random by the keys, and the lowest ranks of all classes are chosen. Without
+    exactly one class per example, all are ranked together.
     """
     shuffled = permutation(len(examples), *keys)
     if examples.labels.ndim > 1 or examples.labels.is_floating_point():

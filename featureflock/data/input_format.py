@@ -57,7 +57,9 @@ class InputFormat:
                 margin, dtype = test.reader.margin, "uint8"
         names, task = splits.feature_names, splits.task
         mean, std = (task.target_mean, task.target_std) if isinstance(task, GaussianTask) else ((), ())
-        return cls(test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names, names, mean, std)
+        return cls(
+            test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names, names, mean, std
+        )
 
     def fitted(self, task: Task) -> Task:
         """The task of a data set, with the statistics of the training targets of the run."""

@@ -125,7 +125,7 @@ def from_dataset(
         warnings.warn(f"{counts} cannot be read and are left out; the first is {unreadable[0]}.", stacklevel=2)
     if not len(readable):
         raise ValueError(f"None of the {len(items)} items of the Dataset can be read.")
-    blank = torch.zeros_like(items[int(readable[0])])
+    blank = torch.zeros_like(next(item for item in items if not isinstance(item, str)))
     labels = torch.stack([blank if isinstance(item, str) else item for item in items])
     return StreamedExamples(reader, labels, workers=workers, task=task).select(readable)
 

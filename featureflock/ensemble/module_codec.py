@@ -2,8 +2,8 @@
 
 A module is encoded as the name of its class, its plain attributes, its tensors and its submodules. The decoder calls no
 constructor. It finds a class by name among those of this library and those that the program has already imported, and
-priors, kernels, rules and tasks in their registries. Values that JSON cannot represent (a lambda as an attribute, a hook)
-raise NotSerializableError.
+priors, kernels, rules and tasks in their registries. Values that JSON cannot represent (a lambda, a configuration
+object, a hook) raise NotSerializableError.
 """
 
 import dataclasses

@@ -58,7 +58,11 @@ class TaskState(nn.Module):
             if name not in self._buffers:
                 other = self.task.calibration
                 raise ValueError(f"An ensemble for {self.task.name} has no {name}; set its {other}.")
-            if isinstance(value, bool) or not isinstance(value, int | float | Tensor) or not 0 < float(value) < math.inf:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float | Tensor)
+                or not 0 < float(value) < math.inf
+            ):
                 raise ValueError(f"{name} must be positive and finite; got {value}.")
             buffer = self.calibration
             value = torch.as_tensor(float(value), dtype=buffer.dtype, device=buffer.device)

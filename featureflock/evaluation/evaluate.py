@@ -24,7 +24,8 @@ from featureflock.evaluation.predictions import ExampleCallback, Predictor, load
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun, group_runs, read_run
-from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, Log, all_test_sets
+from featureflock.evaluation.test_sets import EvaluationProtocol, EvaluationSet, Log, all_test_sets, has_one_class
+from featureflock.tasks import Classification
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
 from featureflock.utils.provenance import provenance
@@ -48,7 +49,8 @@ class MeasuredRun(NamedTuple):
     """All numbers of a run, and its votes and maps on the clean test set, from which the report's images are drawn."""
 
     result: RunResult
-    votes: MemberVotes
+    votes: MemberVotes | None
+    """None unless there is one class per example."""
     maps: CachedMaps | None
 
 
@@ -116,7 +118,8 @@ def plan_evaluation(
             what = "; ".join(recipe_differences(first, other, "data"))
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
     test_sets = all_test_sets(splits, data_set, protocol, log)
-    mapped = cam_cache.images_to_map(test_sets, protocol) if are_images(splits.test) else {}
+    one_class = has_one_class(splits)
+    mapped = cam_cache.images_to_map(test_sets, protocol) if one_class and are_images(splits.test) else {}
     return EvaluationPlan(runs, splits, data_set, test_sets, mapped, _names(runs))
 
 
@@ -126,7 +129,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
     maps = {kind: cached for kind, sets in plan.mapped.items() if (cached := cam_cache.load_maps(run, kind, sets))}
     views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
     for test_set in plan.test_sets:
-        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set))
+        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set), plan.splits.task)
         match test_set.kind:
             case "view":
                 views[test_set.label] = lazy
@@ -135,7 +138,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
             case "corrupted":
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
-    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels))
+    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels), plan.splits.task)
     predictions = RunPredictions(on_clean, views, corrupted, ood, {kind: cached.maps for kind, cached in maps.items()})
     result = RunResult(
         name=name,
@@ -155,7 +158,7 @@ def measure_run(run: TrainedRun, plan: EvaluationPlan, name: str) -> MeasuredRun
         recipe=run.recipe,
         environment=run.environment,
     )
-    return MeasuredRun(result, MemberVotes.of(clean), maps.get("clean"))
+    return MeasuredRun(result, MemberVotes.of(clean) if has_one_class(plan.splits) else None, maps.get("clean"))
 
 
 def _compute_predictions(plan: EvaluationPlan, compute: ComputeConfig, progress: EvaluationProgress) -> None:
@@ -208,14 +211,15 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
         log(remark)
     firsts = {group.title: measured[str(group.runs[0])] for group in groups}
     several = {title: run for title, run in firsts.items() if run.result.members > 1}
-    disputed, images = disputed_examples({title: run.votes for title, run in several.items()}, plan.splits.test)
+    votes = {title: run.votes for title, run in several.items() if run.votes is not None}
+    disputed, images = disputed_examples(votes, plan.splits.test)
     baseline = next((group.baseline for group in compared if group.baseline is not None), None)
     baseline_first = sorted(several.items(), key=lambda item: item[0] != baseline)
     maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
     figure, drawn = draw_cam_figure(maps, plan.splits.test)
     results = EvaluationResults(
         data=_data_name(plan.data),
-        classes=plan.splits.classes,
+        classes=0 if plan.splits.task.kind == "regression" else plan.splits.classes,
         class_names=list(plan.splits.class_names),
         examples=next(iter(runs.values())).clean.examples,
         test_examples=len(plan.splits.test),
@@ -226,6 +230,8 @@ def _compare(plan: EvaluationPlan, measured: dict[str, MeasuredRun], titles: dic
         provenance=provenance(),
         disputed=disputed,
         cam_figure=figure,
+        task=plan.splits.task.kind,
+        dense=plan.splits.task.kind == Classification.kind and plan.splits.test.labels.ndim > 1,
     )
     return Evaluation(results, images | drawn)
 

@@ -191,8 +191,8 @@ class TransportSettings:
 def mean_loss_variance(ens: Ensemble) -> Tensor | None:
     """The learnt log-variance for a mean loss over members.
 
-    The mean loss has 1/n of the gradient of each member's loss. A particle layer corrects that for the networks; here it
-    is corrected for variances that belong to single members, so that they learn as fast as in separate training.
+    The mean loss has 1/n of the gradient of each member's loss. A particle layer corrects that for the networks. Here
+    it is corrected for variances that belong to single members, so that they learn as fast as in separate training.
     """
     log_variance = ens.log_variance
     if log_variance is None or log_variance.ndim == 0:

@@ -3,8 +3,8 @@
     loss        −(1/(n·T)) Σ_i Σ_t log p(y_t | f_i(x_t))      the mean over n members and T likelihood terms
     p̄(y|x)   = (1/n) Σ_i p(y | f_i(x))                        the prediction: a mixture of the members' distributions
 
-T is the number of entries of the targets: B labels, B·H·W pixels, B·L labels, B·D numbers. It is also the `count` of the
-particle layer, so that prior and repulsion have the weight that they have in the posterior.
+T is the number of entries of the targets: B classes, B·H·W pixels, B·L labels, B·D numbers. It is also the `count` of
+the particle layer, so that prior and repulsion have the weight that they have in the posterior.
 
 Members' *outputs* are what the network returns, (n, B, …). Members' *predictions* are the parameters of the predictive
 distribution of each member, one tensor (n, B, …): log-probabilities, logits, or mean and log-variance. Prediction,
@@ -13,7 +13,9 @@ uncertainty, calibration and metrics are functions of the members' predictions a
 Shapes: n members, B examples.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -21,6 +23,8 @@ import torch
 from torch import Tensor
 
 from featureflock.utils.registry import Registry
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Uncertainty(NamedTuple):
@@ -42,6 +46,8 @@ class Task(ABC):
     """Name of the task in the metric registry: a metric says to which kinds it applies."""
     calibration: ClassVar[str] = "temperature"
     """Name of the ensemble's buffer that `featureflock.calibrate` sets."""
+    calibration_bounds: ClassVar[tuple[float, float]] = (1e-2, 1e2)
+    """Range of the calibration."""
     score: ClassVar[str] = "accuracy"
     """Name of the score that the training loop reports beside the NLL."""
 
@@ -75,6 +81,15 @@ class Task(ABC):
     @abstractmethod
     def score_terms(self, members: Tensor, y: Tensor) -> Tensor:
         """For each target, 1 if the prediction is correct and else 0; for regression, its squared error."""
+
+    @abstractmethod
+    def calibrated(self, members: Tensor, calibration: float | Tensor) -> Tensor:
+        """Members' predictions whose average is the calibrated prediction."""
+
+    def fit_calibration(self, members: Tensor, y: Tensor) -> float:
+        """The calibration from 1e-2 to 1e2, for variances 1e-4 to 1e4, that minimises the NLL on held-out targets."""
+        low, high = self.calibration_bounds
+        return minimise(lambda c: self.nll(self.calibrated(members, c), y).sum().item(), low, high)
 
     def score_from(self, mean: float) -> float:
         """The reported score from the mean of `score_terms`: accuracy in %, or the RMSE."""
@@ -132,6 +147,24 @@ def check_float_outputs(outputs: Tensor, task: Task, dims: int, shape: str) -> N
         raise ValueError(f"{task.name} needs floating-point outputs {shape}; got {kind}.")
     if outputs.ndim < dims or 0 in outputs.shape:
         raise ValueError(f"{task.name} needs outputs {shape}; got shape {tuple(outputs.shape)}.")
+
+
+def minimise(function: Callable[[float], float], low: float, high: float) -> float:
+    """The minimiser in [low, high], both positive: the best of 41 points in equal ratios, refined by golden section."""
+    start, step = math.log(low), (math.log(high) - math.log(low)) / 40
+    values = [function(math.exp(start + k * step)) for k in range(41)]
+    best = min(range(41), key=values.__getitem__)
+    a, b = start + max(best - 1, 0) * step, start + min(best + 1, 40) * step
+    inner = [b - _GOLDEN * (b - a), a + _GOLDEN * (b - a)]
+    at = [function(math.exp(u)) for u in inner]
+    while b - a > 1e-7:
+        if at[0] <= at[1]:
+            b, inner, at = inner[1], [inner[1] - _GOLDEN * (inner[1] - a), inner[0]], [math.nan, at[0]]
+            at[0] = function(math.exp(inner[0]))
+        else:
+            a, inner, at = inner[0], [inner[1], inner[0] + _GOLDEN * (b - inner[0])], [at[1], math.nan]
+            at[1] = function(math.exp(inner[1]))
+    return math.exp((a + b) / 2)
 
 
 def readable(x: Tensor) -> bool:

@@ -38,7 +38,9 @@ class Classification(Task):
 
     def __post_init__(self) -> None:
         if not isinstance(self.dim, int) or self.dim == 0:
-            raise ValueError(f"dim is the class dimension of outputs (B, C, …): 1 or above, or negative; got {self.dim}.")
+            raise ValueError(
+                f"dim is the class dimension of outputs (B, C, …): 1 or above, or negative; got {self.dim}."
+            )
 
     def losses(self, outputs: Tensor, y: Tensor, log_variance: Tensor | None = None) -> Tensor:
         y = self.targets(outputs, y)
@@ -56,8 +58,11 @@ class Classification(Task):
 
     def predict(self, members: Tensor, calibration: float | Tensor = 1.0) -> Tensor:
         """Probabilities averaged over members, (B, C, …), at a temperature."""
-        log_p = members.logsumexp(0) - math.log(len(members))
-        return (log_p / calibration).softmax(self._dim(members) - 1)
+        return self.calibrated(members, calibration)[0].exp()
+
+    def calibrated(self, members: Tensor, calibration: float | Tensor) -> Tensor:
+        log_p = members.logsumexp(0, keepdim=True) - math.log(len(members))
+        return (log_p / calibration).log_softmax(self._dim(members))
 
     def uncertainty(self, members: Tensor, calibration: float | Tensor = 1.0) -> Uncertainty:
         """Entropies in nats. The temperature is not used: it applies to the averaged prediction, not to the members."""
@@ -88,11 +93,15 @@ class Classification(Task):
             raise ValueError(f"Classification(dim={self.dim}) needs that dimension in outputs {shape}; got {got}.")
         if outputs.shape[self._dim(outputs)] == 1:
             advice = "use tasks.Regression() for numbers, or tasks.MultiLabel() for one yes or no"
-            raise ValueError(f"Classification needs at least two classes, but there is one output per example; {advice}.")
+            raise ValueError(
+                f"Classification needs at least two classes, but there is one output per example; {advice}."
+            )
 
     def _targets(self, outputs: Tensor, y: Tensor) -> Tensor:
         if y.dtype not in _INTEGERS:
-            advice = "convert class indices with y.long(); use tasks.Regression() for numbers, tasks.MultiLabel() for sets"
+            advice = (
+                "convert class indices with y.long(); use tasks.Regression() for numbers, tasks.MultiLabel() for sets"
+            )
             raise ValueError(f"Classification needs integer class indices as targets, got {y.dtype}; {advice}.")
         shape, dim = list(outputs.shape[1:]), self._dim(outputs) - 1
         classes = shape.pop(dim)

@@ -56,7 +56,8 @@ def nll(members: Tensor, y: Tensor) -> Tensor:
 def cdf(members: Tensor, y: Tensor) -> Tensor:
     """P(Y ≤ y), (B, …): uniform on [0, 1] over examples if the predictions are calibrated."""
     mean, log_variance = means_and_log_variances(members)
-    return torch.special.ndtr((y - mean) * (-0.5 * log_variance).exp()).mean(0)
+    below: Tensor = torch.special.ndtr((y - mean) * (-0.5 * log_variance).exp())
+    return below.mean(0)
 
 
 def crps(members: Tensor, y: Tensor) -> Tensor:
@@ -74,4 +75,5 @@ def _mean_absolute(d: Tensor, variance: Tensor) -> Tensor:
     s = variance.sqrt()
     u = d / s
     density = (-0.5 * u.square() - _HALF_LOG_2PI).exp()
-    return 2 * s * density + d * (2 * torch.special.ndtr(u) - 1)
+    below: Tensor = torch.special.ndtr(u)
+    return 2 * s * density + d * (2 * below - 1)

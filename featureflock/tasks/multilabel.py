@@ -40,7 +40,10 @@ class MultiLabel(Task):
 
     def predict(self, members: Tensor, calibration: float | Tensor = 1.0) -> Tensor:
         """Probability of each label averaged over members, (B, L), at a temperature."""
-        return (mean_logit(members) / calibration).sigmoid()
+        return self.calibrated(members, calibration)[0].sigmoid()
+
+    def calibrated(self, members: Tensor, calibration: float | Tensor) -> Tensor:
+        return mean_logit(members)[None] / calibration
 
     def uncertainty(self, members: Tensor, calibration: float | Tensor = 1.0) -> Uncertainty:
         """Entropies of each label in nats. The temperature is not used, as in `Classification`."""
@@ -79,4 +82,5 @@ def mean_logit(z: Tensor) -> Tensor:
 
 
 def _entropy(logit: Tensor) -> Tensor:
-    return torch.special.entr(logit.sigmoid()) + torch.special.entr((-logit).sigmoid())
+    entropy: Tensor = torch.special.entr(logit.sigmoid()) + torch.special.entr((-logit).sigmoid())
+    return entropy

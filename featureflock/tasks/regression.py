@@ -47,6 +47,7 @@ class GaussianTask(Task):
 
     kind: ClassVar[str] = "regression"
     calibration: ClassVar[str] = "variance_scale"
+    calibration_bounds: ClassVar[tuple[float, float]] = (1e-4, 1e4)
     score: ClassVar[str] = "rmse"
 
     def __post_init__(self) -> None:
@@ -65,6 +66,9 @@ class GaussianTask(Task):
         """Variances by the law of total variance, multiplied by the calibration."""
         aleatoric, epistemic = (calibration * part for part in gaussian_mixtures.variances(members))
         return Uncertainty(aleatoric + epistemic, aleatoric, epistemic)
+
+    def calibrated(self, members: Tensor, calibration: float | Tensor) -> Tensor:
+        return gaussian_mixtures.scaled(members, calibration)
 
     def nll(self, members: Tensor, y: Tensor) -> Tensor:
         return gaussian_mixtures.nll(members, self._like(members[:, :, 0], y))

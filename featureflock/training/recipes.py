@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from featureflock.core.priors import Cauchy, Normal, Uniform
-from featureflock.data import CIFAR10, CIFAR100, MNIST, Diabetes, Diamonds, Digits, DigitScenes, FashionMNIST, ImageFolder
+from featureflock.data import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    Diabetes,
+    Diamonds,
+    Digits,
+    DigitScenes,
+    FashionMNIST,
+    ImageFolder,
+)
 from featureflock.methods import FeatureWGD
 from featureflock.models import (
     CifarResNetConfig,
@@ -62,7 +72,9 @@ RECIPES = {
         "Built-in scenes of one to four digits: which digits are present; small CNN.",
         replace(_SCENES, data=DigitScenes("labels"), epochs=30),
     ),
-    "diabetes": NamedRecipe("Built-in regression of disease progression on 442 patients, MLP: takes seconds.", _DIABETES),
+    "diabetes": NamedRecipe(
+        "Built-in regression of disease progression on 442 patients, MLP: takes seconds.", _DIABETES
+    ),
     "diamonds": NamedRecipe("Regression of the log price of 53,940 diamonds, MLP: takes minutes.", _DIAMONDS),
     "mnist-cnn": NamedRecipe("MNIST, small CNN.", replace(_CNN, data=MNIST())),
     "fashion-mnist-cnn": NamedRecipe("Fashion-MNIST, small CNN.", replace(_CNN, data=FashionMNIST())),

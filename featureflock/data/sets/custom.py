@@ -30,7 +30,7 @@ class CustomData(DataSet):
     """Flip training images horizontally at random."""
     workers: int = 0
     """Processes that read a torch Dataset."""
-    task: Task = Classification()
+    task: Task = Classification()  # type: ignore[misc]
     """The likelihood of the targets: `tasks.Regression()` for numbers."""
 
     def load(self) -> Splits:
@@ -62,10 +62,11 @@ class CustomData(DataSet):
             return from_dataset(data, workers=self.workers, task=self.task)
         raise TypeError(f"Give a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}.")
 
-
     def _check_augmentation(self) -> None:
         if self.task.kind == Classification.kind and torch.as_tensor(self.train[1]).ndim > 1:
-            raise ValueError("padding and flip would move pixels but not their classes; augment a torch Dataset instead.")
+            raise ValueError(
+                "padding and flip would move pixels but not their classes; augment a torch Dataset instead."
+            )
 
 
 def _is_pair(data: Any) -> bool:

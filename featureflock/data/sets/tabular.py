@@ -39,11 +39,11 @@ class _Tabular(DataSet):
         test, train = order[: self.test_size], order[self.test_size :]
         mean, std = x[train].mean(0), x[train].std(0, correction=0)
         normalisation = Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
-        parts = (
+        parts = [
             TensorExamples(x[rows].float(), y[rows].float(), normalisation=normalisation, task=self.task)
             for rows in (train, test)
-        )
-        return Splits(*parts, 1, task=self.task, feature_names=names)
+        ]
+        return Splits(parts[0], parts[1], 1, task=self.task, feature_names=names)
 
 
 @DATA_SETS.register("diabetes")
@@ -77,8 +77,8 @@ _GRADES = {
 class Diamonds(_Tabular):
     """Log price of 53,940 diamonds, from 6 sizes and 3 grades; needs pip install "featureflock[diamonds]".
 
-    43,940 diamonds are for training and 10,000 for testing. The target is the natural logarithm of the price in dollars.
-    Grades are coded as 0, 1, 2, … from worst to best.
+    43,940 diamonds are for training and 10,000 for testing. The target is the natural logarithm of the price in
+    dollars. Grades are coded as 0, 1, 2, … from worst to best.
     """
 
     test_size, train_size, input_shape = 10_000, 43_940, (9,)
@@ -86,7 +86,10 @@ class Diamonds(_Tabular):
     def load(self) -> Splits:
         names = (*_NUMBERS, *_GRADES)
         with open(_diamonds_file(), newline="", encoding="utf-8") as file:
-            lines = [([_number(line, name) for name in names], math.log(float(line["price"]))) for line in csv.DictReader(file)]
+            lines = [
+                ([_number(line, name) for name in names], math.log(float(line["price"])))
+                for line in csv.DictReader(file)
+            ]
         x, y = (torch.tensor(part, dtype=torch.float64) for part in zip(*lines, strict=True))
         return self._splits(x, y, names)
 
