@@ -2,8 +2,8 @@
 
     python benchmarks/regression.py --json results/regression.json
 
-Nothing is chosen on the test set. First, learning rate and number of epochs are chosen for Deep Ensembles by their NLL on
-held-out training examples, mean over three seeds, and used for all methods. Then the strength τ of the repulsion of
+Nothing is chosen on the test set. First, learning rate and number of epochs are chosen for Deep Ensembles, by their NLL
+on held-out training examples, mean over three seeds, and used for all methods. Then the strength τ of the repulsion of
 feature-WGD is chosen in the same way. With these, every method is trained on all training examples and tested.
 """
 

@@ -96,11 +96,13 @@ def main(args: list[str]) -> None:
 
 def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[str, float]]]:
     """A study whose rows are the candidates, and the values of each by the row's title."""
-    metric = find_metric(search.by)
+    metric, kind = find_metric(search.by), recipe.data.task.kind
+    if kind not in metric.tasks:
+        raise ValueError(f"--by {search.by} does not apply to {kind}; choose another metric, such as nll.")
     if "{}" in metric.key:
         raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
     if not metric.better:
-        directed = [key for key, known in METRICS.items() if known.better and known.parts is None]
+        directed = [key for key, known in METRICS.items() if known.better and known.parts is None and kind in known.tasks]
         raise ValueError(f"--by {search.by} cannot rank candidates; choose one of {', '.join(directed)}.")
     candidates: dict[str, dict[str, float]] = {}
     rows = []
@@ -114,7 +116,10 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
     if search.reference:
         rows.append(Row(DeepEnsembles.title, replace(recipe, data=data, method=DeepEnsembles())))
     corrupted = CORRUPTED if metric.group in ("corrupted", "severity") or "corrupted" in metric.key else ()
-    columns = dict.fromkeys((*CLEAN, *corrupted, metric.key, metric.uncalibrated, "member_accuracy", "disagreement"))
+    clean = [key for key, known in METRICS.items() if kind in known.tasks and known.group == "clean"]
+    members = ("member_accuracy", "disagreement") if kind == "classification" else ("epistemic_share",)
+    scores = CLEAN if kind == "classification" else clean
+    columns = dict.fromkeys((*scores, *corrupted, metric.key, metric.uncalibrated, *members))
     title = f"{recipe.method.title} on {search.held_out:,} held-out training examples"
     return Study(title, tuple(rows), tuple(filter(None, columns)), search.seeds), candidates
 

@@ -195,6 +195,9 @@ def task_targets(y: Tensor, count: int, task: Task) -> Tensor:
         return y.detach().cpu().float()
     if y.is_floating_point() or y.dtype == torch.bool:
         raise ValueError(f"Classification needs integer class indices as targets; got {y.dtype}.")
+    smallest = int(y[y != task.ignore_index].min()) if y.numel() else 0  # type: ignore[attr-defined]
+    if smallest < 0:
+        raise ValueError(f"Targets must be class indices from 0; the smallest is {smallest}.")
     return y.detach().cpu().long()
 
 

@@ -115,7 +115,8 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
     if not isinstance(ens, Ensemble):
         raise ValueError(f"{folder / _INDEX} describes a {type(ens).__name__}, not an Ensemble.")
     ens._parameters.setdefault("log_variance", None)
-    ens._buffers[ens.task.calibration] = torch.ones((), device=next((t.device for t in tensors.values()), None))
+    dtype = next((p.dtype for p in ens.parameters() if p.is_floating_point()), torch.float32)
+    ens._buffers[ens.task.calibration] = torch.ones((), dtype=dtype)
     _set_calibration(ens, index)
     return ens
 

@@ -31,14 +31,14 @@ class TaskState(nn.Module):
         """Replace the task. Its learnt variance, if any, and its calibration start from their initial values."""
         if not isinstance(task, Task):
             raise TypeError(f"task must be a Task, such as tasks.Classification(); got {type(task).__name__}.")
-        like = next(self.parameters(), torch.empty(()))
+        like = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(()))
         members = len(self.head) if isinstance(self.head, nn.ModuleList) else None
         for name in _CALIBRATIONS:
             self._buffers.pop(name, None)
         self.task = task
-        self.register_buffer(task.calibration, torch.ones((), device=like.device))
+        self.register_buffer(task.calibration, torch.ones((), dtype=like.dtype, device=like.device))
         initial = task.initial_log_variance(members)
-        self._parameters["log_variance"] = None if initial is None else nn.Parameter(initial.to(like.device))
+        self._parameters["log_variance"] = None if initial is None else nn.Parameter(initial.to(like))
 
     def copy_task(self, other: "TaskState") -> None:
         """Take the task, the calibration and the learnt variance of another ensemble."""
@@ -55,7 +55,7 @@ class TaskState(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _CALIBRATIONS:
-            if name not in self._buffers:
+            if "_buffers" not in vars(self) or name not in self._buffers:
                 other = self.task.calibration
                 raise ValueError(f"An ensemble for {self.task.name} has no {name}; set its {other}.")
             if (

@@ -45,9 +45,8 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
     if not parts:
         raise ValueError("The loader gave no batch, so there is nothing to calibrate on.")
     members, targets = (torch.cat(part, dim) for part, dim in zip(zip(*parts, strict=True), (1, 0), strict=True))
-    calibration = fit_calibration(ens.task, members, targets)
-    setattr(ens, ens.task.calibration, calibration)
-    return calibration
+    setattr(ens, ens.task.calibration, fit_calibration(ens.task, members, targets))
+    return float(ens.calibration)
 
 
 def _to_device(x: Any, device: torch.device) -> Any:

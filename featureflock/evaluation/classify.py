@@ -66,11 +66,11 @@ class RunClassifier:
             self.format = InputFormat.from_json(run.folder.read(inputs.name))
         except ValueError as error:
             raise ValueError(f"{inputs} is damaged or was altered.") from error
+        self.format.check()
         task = predictor.ensemble.task
         if task.kind != Classification.kind:
             advice = "in Python, featureflock.load gives its ensemble, and predict(x) its prediction"
-            raise ValueError(f"featureflock predict shows one class per image; this run is for {task.name}. {advice}.")
-        self.format.check()
+            raise ValueError(f"featureflock predict shows one class per image; this run is for {task.name}: {advice}.")
         self.temperature, self.calibrated_on = _temperature(run, predictor, log)
 
     def classify(self, read: Sequence[ReadImage], top: int = 3) -> list[ImagePrediction]:

@@ -54,7 +54,7 @@ _LAPTOP = replace(_FAST, data=CIFAR10(padding=0, flip=False), model=FastCNNConfi
 
 _SCENES = Recipe(model=CNNConfig(), members=5, epochs=10, batch=64, schedule="one-cycle", learning_rate=0.1)
 _DIABETES = Recipe(
-    Diabetes(), MLPConfig((32, 16)), members=5, epochs=60, batch=32, schedule="one-cycle", learning_rate=0.01
+    Diabetes(), MLPConfig((32, 16)), members=5, epochs=60, batch=32, schedule="one-cycle", learning_rate=0.003
 )
 _DIAMONDS = replace(_DIABETES, data=Diamonds(), model=MLPConfig((64, 32)), epochs=10, batch=256, learning_rate=0.03)
 
