@@ -102,7 +102,9 @@ def make_study(recipe: Recipe, search: Search) -> tuple[Study, dict[str, dict[st
     if "{}" in metric.key:
         raise ValueError(f"--by {search.by} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
     if not metric.better:
-        directed = [key for key, known in METRICS.items() if known.better and known.parts is None and kind in known.tasks]
+        directed = [
+            key for key, known in METRICS.items() if known.better and known.parts is None and kind in known.tasks
+        ]
         raise ValueError(f"--by {search.by} cannot rank candidates; choose one of {', '.join(directed)}.")
     candidates: dict[str, dict[str, float]] = {}
     rows = []

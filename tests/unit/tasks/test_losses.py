@@ -120,7 +120,9 @@ def ensemble(task, method, outputs, *, seed=0, train_size=40, dense=False):
         return nn.Conv2d(4, outputs, 1) if dense else nn.Linear(4, outputs)
 
     members = 1 if isinstance(method, Single) else 3
-    return method.build(make_extractor, make_head, members=members, seed=seed, train_size=train_size, task=task).double()
+    return method.build(
+        make_extractor, make_head, members=members, seed=seed, train_size=train_size, task=task
+    ).double()
 
 
 METHODS = [Single(), DeepEnsembles(), FeatureWGD(rank=None), FeatureMAP(), FunctionWGD(rank=None), WeightWGD(rank=None)]
@@ -149,7 +151,9 @@ def test_every_method_learns_every_task(name, method):
         loss, out = method.loss(ens, x, y)
         loss.backward()
         optimiser.step()
-        losses.append(float(task.loss(out.detach(), y, None if ens.log_variance is None else ens.log_variance.detach())))
+        losses.append(
+            float(task.loss(out.detach(), y, None if ens.log_variance is None else ens.log_variance.detach()))
+        )
     assert losses[-1] < losses[0]
     ens.eval()
     assert all(torch.isfinite(part).all() for part in ens.uncertainty(x))
@@ -229,7 +233,12 @@ def test_methods_of_classes_refuse_other_tasks(method):
 
 WRONG = {
     "one output": (Classification(), (3, 8, 1), torch.zeros(8).long(), "at least two classes, but there is one output"),
-    "float labels": (Classification(), (3, 8, 4), torch.zeros(8), "integer class indices as targets, got torch.float32"),
+    "float labels": (
+        Classification(),
+        (3, 8, 4),
+        torch.zeros(8),
+        "integer class indices as targets, got torch.float32",
+    ),
     "bool labels": (Classification(), (3, 8, 4), torch.zeros(8).bool(), "integer class indices"),
     "no classes": (Classification(), (3, 8), torch.zeros(8).long(), r"needs outputs \(members, examples, classes"),
     "one-hot": (Classification(), (3, 8, 4), torch.zeros(8, 4).long(), r"needs targets of shape \(8,\)"),
@@ -259,7 +268,9 @@ def test_what_cannot_belong_to_the_task_is_refused(name):
 
 def test_features_with_the_batch_first_are_refused():
     ens = ensemble(Classification(), FeatureWGD(), 3)
-    with pytest.raises(ValueError, match=r"Features must have shape \(3, examples, …\), members first; got \(8, 3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"Features must have shape \(3, examples, …\), members first; got \(8, 3, 4\)"
+    ):
         ens.logits(torch.zeros(8, 3, 4).double())
 
 
