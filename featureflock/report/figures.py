@@ -57,7 +57,7 @@ def sub_ensembles(rows: Rows) -> Figure | None:
         return None
     caption = (
         "Ensembles of some of the members: mean over up to 5 subsets of consecutive members, then over seeds; the band "
-        "is ± one standard deviation over seeds. After temperature scaling."
+        "is ± one standard deviation over seeds. After calibration."
     )
     panels = _size_panels([(row, _sub_ensembles(row)) for row in rows], "number of members")
     return Figure("sub-ensembles", f"{_size_title(rows)} of smaller ensembles", caption, panels, legend(rows))
@@ -81,7 +81,7 @@ def trained_sizes(rows: Rows) -> Figure | None:
     caption = (
         "Each point is an ensemble trained with that number of members: mean over seeds, the band is ± one standard "
         "deviation. Members of Deep Ensembles are independent, so their smaller ensembles are subsets of the largest. "
-        "After temperature scaling."
+        "After calibration."
     )
     panels = _size_panels(lines, "number of members trained together")
     title = f"{_size_title([row for row, _ in lines])} by ensemble size"

@@ -33,6 +33,7 @@ from featureflock.methods import (
     WeightWGD,
 )
 from featureflock.models import CustomModelConfig
+from featureflock.tasks import Classification, Regression, Task
 from featureflock.training import ComputeConfig, Recipe, train
 from featureflock.training.checkpoint import read_newest
 
@@ -70,14 +71,17 @@ class Case:
     members: int = 5
     execution: Execution = "sequential"
     steps: int = 8
+    task: Task = Classification()
 
     def train(self, mesh: Mesh) -> dict[str, Tensor]:
         """Train on a mesh, and return the weights and buffers of all members on rank 0."""
         generator = torch.Generator().manual_seed(3)
         x, y = torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)
-        method = self.method
+        if self.task.kind == "regression":
+            y = torch.randn(40, 3, generator=generator)
+        method, execution, task = self.method, self.execution, self.task
         ens = method.build(
-            self.extractor, self.head, members=self.members, seed=1, train_size=40, execution=self.execution
+            self.extractor, self.head, members=self.members, seed=1, train_size=40, execution=execution, task=task
         )
         ens.shard(mesh).train()
         optimisers = method.optimisers(ens, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
@@ -104,6 +108,8 @@ CASES = {
     "no projection": Case(FeatureWGD(rank=None), ((2, 2),), steps=5),
     "vectorised": Case(FeatureWGD(), ((2, 2),), execution="vectorised", steps=5),
     "low memory": Case(FunctionWGD(), ((2, 2),), execution="low_memory", steps=5),
+    "regression, shared variance": Case(FeatureWGD(), SHAPES, steps=5, task=Regression()),
+    "regression, variance of each member": Case(DeepEnsembles(), SHAPES, steps=5, task=Regression()),
 }
 STATISTICS = {
     "inputs": (Case(DeepEnsembles(), SHAPES, normalised_first, steps=5), "extractors.4.0"),

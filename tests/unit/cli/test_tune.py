@@ -133,7 +133,7 @@ def test_the_command_prints_how_to_train_the_best(tmp_path, capsys):
         (["--ranks", "3"], "recipe comes first"),
         ([*QUICK, "--by", "nil"], "did you mean nll"),
         ([*QUICK, "--by", "auroc_{}"], "in place of {}, as in auroc_noise"),
-        ([*QUICK, "--by", "disagreement"], "cannot rank candidates; choose one of accuracy, nll"),
+        ([*QUICK, "--by", "disagreement"], "cannot rank candidates; choose one of mean_iou, accuracy, nll"),
         ([*QUICK, "--method", "deep-ensembles"], "no prior precision"),
         ([*QUICK, "--method.prior", "uniform"], "no prior precision"),
         ([*QUICK, "--method", "deep-ensembles", "--precisions", "--ranks", "3"], "no rank"),
