@@ -23,6 +23,7 @@ from featureflock.evaluation import evaluate_runs
 from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.methods import DeepEnsembles, FeatureWGD, Single
 from featureflock.training import RECIPES, ComputeConfig, Recipe, train
+from featureflock.utils.provenance import provenance
 
 HELD_OUT = {"diabetes": 80, "diamonds": 5_000}
 RATES, EPOCHS = (0.003, 0.01, 0.03), {"diabetes": (30, 60, 120), "diamonds": (5, 10)}
@@ -35,13 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="JSON file to write the results to")
     args = parser.parse_args()
-    rows, searches = [], {}
+    rows, searches, started = [], {}, provenance()  # the commit that is run, whatever is committed meanwhile
     with tempfile.TemporaryDirectory() as folder:
         for name in ("diabetes", "diamonds"):
             recipe, searches[name] = choose_settings(name, Path(folder) / name / "search")
             rows += measure(name, recipe, searches[name]["repulsion"], Path(folder) / name)
             print(table([row for row in rows if row["data"] == name]), flush=True)
-    write_json(args.json, {"searches": searches, "rows": rows})
+    write_json(args.json, {**started, "searches": searches, "rows": rows})
 
 
 def choose_settings(name: str, folder: Path) -> tuple[Recipe, dict[str, Any]]:
