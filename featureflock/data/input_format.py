@@ -84,7 +84,8 @@ class InputFormat:
         """Raise ValueError unless the inputs are images."""
         if self.dtype != "uint8" or len(self.shape) != 3 or self.shape[0] not in (1, 3):
             inputs = f"{self.dtype} of shape {self.shape}"
-            raise ValueError(f"The inputs of this run are not images but {inputs}; predict in Python instead.")
+            advice = "give a CSV file" if self.target_std and self.feature_names else "predict in Python instead"
+            raise ValueError(f"The inputs of this run are not images but {inputs}; {advice}.")
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
         """Read an image file in the network's size and colours, with a note on any conversion."""

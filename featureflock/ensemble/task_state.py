@@ -27,6 +27,9 @@ class TaskState(nn.Module):
     variance_scale: Tensor
     """Factor of the predictive variance of regression."""
 
+    def extra_repr(self) -> str:
+        return f"task={self.task}"
+
     def set_task(self, task: Task) -> None:
         """Replace the task. Its learnt variance, if any, and its calibration start from their initial values."""
         if not isinstance(task, Task):

@@ -138,10 +138,40 @@ def test_segmentation_and_labels_are_reported(runs, tmp_path):
     assert 100 * label_accuracy == pytest.approx(test["accuracy"], rel=1e-5)
 
 
+def test_rows_of_a_csv_file_are_predicted_in_original_units(runs, tmp_path, capsys):
+    splits, ens = SHORT.splits(), ff.load(runs / "wgd" / "ensemble")
+    names, x = splits.feature_names, splits.test.x[:4]
+    order = [3, *range(3), *range(4, 10)]
+    lines = [",".join(names[k] for k in order)] + [",".join(str(float(row[k])) for k in order) for row in x]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    predict_command.main([str(runs / "wgd"), str(tmp_path / "rows.csv"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    mean, variance = ens.predict(next(splits.test.batches([torch.arange(4)], torch.device("cpu"))).x)
+    assert [row["mean"] for row in found] == pytest.approx(mean[:, 0].tolist(), rel=1e-5)
+    assert [row["std"] for row in found] == pytest.approx(variance[:, 0].sqrt().tolist(), rel=1e-5)
+    predict_command.main([str(runs / "wgd"), str(tmp_path / "rows.csv")])
+    assert "standard deviation" in capsys.readouterr().out
+    for text, message in (
+        ("age,sex\n1,2\n", "bmi is missing"),
+        (
+            "\n".join([lines[0], lines[1].replace(lines[1].split(",")[0], "high", 1)]),
+            "row 1: bp must be a finite number",
+        ),
+        (lines[0] + "\n", "no rows"),
+    ):
+        (tmp_path / "wrong.csv").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            predict_command.main([str(runs / "wgd"), str(tmp_path / "wrong.csv")])
+    with pytest.raises(ValueError, match="CSV files are for regression runs; this run is for MultiLabel"):
+        predict_command.main([str(runs / "labels"), str(tmp_path / "rows.csv")])
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        predict_command.main([str(runs / "wgd"), "none.csv"])
+
+
 def test_what_does_not_apply_is_refused_in_a_sentence(runs, tmp_path):
     with pytest.raises(ValueError, match="Corrupted and OOD test sets are for data with one class per image"):
         evaluate_command.main([str(runs / "wgd"), "--ood", "noise", "--out", str(tmp_path / "e")])
-    with pytest.raises(ValueError, match="The inputs of this run are not images"):
+    with pytest.raises(ValueError, match=r"The inputs of this run are not images .*; give a CSV file"):
         predict_command.main([str(runs / "wgd"), "image.png"])
     with pytest.raises(ValueError, match="predict shows one class per image; this run is for MultiLabel"):
         predict_command.main([str(runs / "labels"), "image.png"])
