@@ -130,7 +130,7 @@ def _run(recipe: Recipe) -> dict[str, float]:
     seconds = time.process_time() - start
     test = recipe.splits().test
     batches = test.batches(list(torch.arange(len(test)).split(500)), torch.device("cpu"))
-    log_probs, labels = zip(*((ens.member_log_probs(batch.x), batch.y) for batch in batches), strict=True)
+    log_probs, labels = zip(*((ens.member_predictions(batch.x), batch.y) for batch in batches), strict=True)
     members, y = torch.cat(log_probs, 1), torch.cat(labels)
     probs = members.double().exp()
     score = scores(average(members), y)

@@ -145,7 +145,7 @@ def main() -> None:
     if args.out:
         ff.save(ens, args.out)
     probs = torch.cat([ens.predict(**batch) for batch, _ in test])
-    of_members = torch.cat([ens.member_log_probs(**batch) for batch, _ in test], 1)
+    of_members = torch.cat([ens.member_predictions(**batch) for batch, _ in test], 1)
     y = torch.cat([labels for _, labels in test])
     accuracy = 100 * (of_members.argmax(-1) == y).double().mean(-1)
     print(f"temperature {temperature:.2f}")

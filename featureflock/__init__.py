@@ -12,22 +12,24 @@ __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform
 __all__ += ["ParticleLayer", "particle_loss"]
 __all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
 __all__ += ["lora", "rank_one"]
-__all__ += ["corruptions", "data", "evaluation", "methods", "models", "studies", "training"]
+__all__ += ["corruptions", "data", "evaluate", "evaluation", "methods", "models", "studies", "tasks", "training"]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
-    from featureflock import corruptions, data, evaluation, methods, models, studies, training
+    from featureflock import corruptions, data, evaluation, methods, models, studies, tasks, training
     from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, SteinWGD, Uniform, transport
     from featureflock.core.layer import ParticleLayer, particle_loss
     from featureflock.distributed.mesh import MeshShape, join_mesh
-    from featureflock.ensemble import Ensemble, Uncertainty, load, lora, rank_one, save
-    from featureflock.evaluation import calibrate
+    from featureflock.ensemble import Ensemble, load, lora, rank_one, save
+    from featureflock.evaluation import calibrate, evaluate
+    from featureflock.tasks import Uncertainty
 else:
     _NAMES = {
         "core": "MAP RBF SVGD WGD Cauchy Normal SteinWGD Uniform transport",
         "core.layer": "ParticleLayer particle_loss",
         "distributed.mesh": "MeshShape join_mesh",
-        "ensemble": "Ensemble Uncertainty load lora rank_one save",
-        "evaluation": "calibrate",
+        "ensemble": "Ensemble load lora rank_one save",
+        "evaluation": "calibrate evaluate",
+        "tasks": "Uncertainty",
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -60,6 +60,7 @@ TABLES = (
     ResultTable("docs/demo.md", "demo", "demo.json", render.demo),
     ResultTable("docs/demo.md", "demo-study", "demo_study.json", render.study),
     ResultTable("docs/results.md", "cifar10-small", "cifar10_small.json", render.training_runs),
+    ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
     ResultTable("docs/results.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
     ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),

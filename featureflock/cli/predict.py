@@ -1,4 +1,4 @@
-"""featureflock predict: classify image files with a trained run."""
+"""featureflock predict: classify image files, or predict the rows of a CSV file, with a trained run."""
 
 import io
 import json
@@ -15,11 +15,13 @@ from rich import box
 from rich.table import Table
 
 from featureflock.cli.terminal import make_console
+from featureflock.data import InputFormat
 from featureflock.evaluation.cam_cache import has_convolutions
 from featureflock.evaluation.cam_figure import cam_grid
 from featureflock.evaluation.classify import ImagePrediction, ReadImage, RunClassifier
 from featureflock.evaluation.predictions import Predictor
-from featureflock.evaluation.runs import read_run
+from featureflock.evaluation.runs import TrainedRun, read_run
+from featureflock.evaluation.tables_of_inputs import predict_rows
 from featureflock.training import ComputeConfig
 from featureflock.utils.files import write_atomically
 
@@ -28,13 +30,14 @@ from featureflock.utils.files import write_atomically
 class Options:
     """Classify images with a trained run: class, calibrated probability, member agreement and epistemic uncertainty.
 
-    Images are resized, cropped and converted to the format that the network was trained on.
+    Images are resized, cropped and converted to the format that the network was trained on. For a regression run, give
+    a CSV file whose header names the columns of its inputs: mean and standard deviation of each row are printed.
     """
 
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
     """Run folder, as made by `featureflock train`."""
     images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE …"), tyro.conf.Positional]
-    """Image files: PNG, JPEG, …"""
+    """Image files (PNG, JPEG, …), or one CSV file for a regression run."""
     top: int = 3
     """Number of most probable classes to print."""
     explain: bool = False
@@ -61,6 +64,9 @@ def main(args: list[str]) -> None:
         raise ValueError(f"--out {out} must end in .png, .jpg or .webp.")
     console, log, run = make_console(), partial(print, file=sys.stderr), read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
+    if options.images[0].suffix.lower() == ".csv":
+        _predict_table(options, run, predictor)
+        return
     if options.explain and not has_convolutions(predictor):
         raise ValueError("--explain needs convolutional networks; leave it out for this run.")
     classifier = RunClassifier(run, predictor, log)
@@ -86,6 +92,22 @@ def main(args: list[str]) -> None:
         log(f"wrote {out}")
     if refused:
         raise ValueError(" ".join(refused))
+
+
+def _predict_table(options: Options, run: TrainedRun, predictor: Predictor) -> None:
+    if len(options.images) > 1 or options.explain:
+        raise ValueError("Give one CSV file, without --explain.")
+    if (task := predictor.ensemble.task).kind != "regression":
+        raise ValueError(f"CSV files are for regression runs; this run is for {task.name}.")
+    inputs = InputFormat.from_json(run.folder.read("inputs.json"))
+    rows = predict_rows(predictor, inputs, options.images[0])
+    if options.json:
+        print(json.dumps([row._asdict() for row in rows], indent=1))
+        return
+    table = Table("row", "mean", "standard deviation", "epistemic part", box=box.SIMPLE_HEAD, show_edge=False)
+    for row in rows:
+        table.add_row(str(row.row), *(f"{value:.5g}" for value in row[1:]))
+    make_console().print(table)
 
 
 def _table(predictions: list[ImagePrediction]) -> Table:

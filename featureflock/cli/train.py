@@ -21,7 +21,7 @@ from featureflock.distributed.env import is_rank_zero
 from featureflock.distributed.failures import AlreadyReported
 from featureflock.methods import DeepEnsembles
 from featureflock.training import RECIPES, LineReporter, ProgressBarReporter, Recipe, Reporter, train
-from featureflock.training.reporters import ReporterGroup, RunPlan, TensorBoardReporter, has_tensorboard
+from featureflock.training.reporters import ReporterGroup, RunPlan, TensorBoardReporter, has_tensorboard, score_text
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,11 @@ def _run(name: str, flags: list[str], options: Any) -> None:
     console.print(f"{name}: {method}, members: {recipe.size}, epochs: {recipe.epochs}, in {out}", soft_wrap=True)
     result = train(recipe, out, compute=options.compute, resume=options.run.resume, reporter=ReporterGroup(*reporters))
     test = result["test"]
+    score = "accuracy" if "accuracy" in test else "rmse"
+    members = ", ".join(f"{a:.1f}" if score == "accuracy" else f"{a:.4g}" for a in test[f"member_{score}"])
     lines = [
-        f"Test accuracy {test['accuracy']:.2f} %, NLL {test['nll']:.4f}; accuracy of members "
-        f"{', '.join(f'{a:.1f}' for a in test['member_accuracy'])} %.",
+        f"Test {score_text(score, test[score])}, NLL {test['nll']:.4f}; "
+        + (f"accuracy of members {members} %." if score == "accuracy" else f"RMSE of members {members}."),
         f"  {out}/ensemble        trained ensemble: featureflock.load({str(out / 'ensemble')!r})",
         f"  {out}/metrics.jsonl   one line per epoch",
         f"  {out}/result.json, recipe.json, environment.json, checkpoints",

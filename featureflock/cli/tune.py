@@ -152,8 +152,8 @@ def _check(recipes: Mapping[str, Recipe], spaces: Mapping[str, Any], search: Sea
         raise ValueError(f"--workers must be at least 1; got {search.workers}.")
     if search.accuracy_tolerance is not None and not search.accuracy_tolerance >= 0:
         raise ValueError(f"--accuracy-tolerance must be at least 0 points; got {search.accuracy_tolerance}.")
-    ranking_metric(search.by)
     for title, recipe in recipes.items():
+        ranking_metric(search.by, recipe.data.task.kind)
         points = draw_candidates(recipe, spaces[title], float("inf"))
         rounds(len(points), search.budget, search.seeds)
 

@@ -58,8 +58,9 @@ class ParticleLayer(nn.Module):
         prior, kernel, rank, subspace, rule, repulsion: as in `transport`.
         reference_batch: batch size that `repulsion` refers to. For a batch of B the repulsion is multiplied by
             B / reference_batch, so that its effect on each data point stays the same. None for no correction.
-        count: number of data terms that a member's mean loss averages, if it is not B: "tokens" for a loss of each
-            token (those that are not masked, of all B·T), the size of the data set for particles that are weights.
+        count: number of likelihood terms that a member's mean loss averages, if it is not B: "tokens" for a loss of
+            each token (those that are not masked, of all B·T), the size of the data set for particles that are weights.
+            If None, methods take it from the task.
         scale: factor of the mean loss in `backward`; needed whenever the loss is not the plain mean and is not made by
             `particle_loss` or a method: 1/k for k accumulated micro-batches, a GradScaler's scale, n for losses
             summed over members. Update the attribute if it changes: `layer.scale = scaler.get_scale()`.
@@ -72,6 +73,7 @@ class ParticleLayer(nn.Module):
     sees_whole_batch: bool = False
     """Set by `Ensemble.shard` where processes share members but not data points, so that `group` is not needed."""
     _scale_tokens: list[Tensor] | None = None
+    _task_count: int | Tensor | None = None
 
     def __init__(
         self,
@@ -131,18 +133,21 @@ class ParticleLayer(nn.Module):
         return out
 
     @contextmanager
-    def loss_scale(self) -> Iterator[Callable[[Tensor], Tensor]]:
+    def loss_scale(self, count: int | Tensor | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
         """Make a loss that may be scaled and accumulated: call the layer inside, and pass the mean loss through.
 
         with layer.loss_scale() as scalable:
             loss = scalable(F.cross_entropy(head(layer(features)).flatten(0, 1), y.repeat(n)))
+
+        `count` is the number of likelihood terms that the loss averages, for a layer without a count; by default B.
         """
-        outer, self._scale_tokens = self._scale_tokens, []
+        outer, self._scale_tokens = (self._scale_tokens, self._task_count), []
+        self._task_count = count
         tokens = self._scale_tokens
         try:
             yield lambda loss: loss + torch.stack(tokens).sum().to(loss) if tokens else loss
         finally:
-            self._scale_tokens = outer
+            self._scale_tokens, self._task_count = outer
 
     def extra_repr(self) -> str:
         parts = [f"{self.prior}, {self.kernel}, rank={self.rank}, subspace={self.subspace!r}, {self.rule}"]
@@ -151,8 +156,10 @@ class ParticleLayer(nn.Module):
         return ", ".join(parts + ([] if self.count is None else [f"count={self.count}"]))
 
     def _count(self, features: Tensor, mask: Tensor | None) -> float | Tensor:
+        if self.count is None:
+            return features.shape[1] if self._task_count is None else self._task_count
         if self.count != "tokens":
-            return features.shape[1] if self.count is None else self.count
+            return self.count
         if features.ndim < 3:
             raise ValueError(f'count="tokens" needs features (members, batch, tokens, …); got {tuple(features.shape)}.')
         return features.shape[1:3].numel() if mask is None else mask.sum().double().clamp_min(1)

@@ -6,11 +6,13 @@ from featureflock.data.input_format import InputFormat
 from featureflock.data.rng import Stream, permutation
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sets.custom import CustomData
+from featureflock.data.sets.digit_scenes import DigitScenes
 from featureflock.data.sets.digits import Digits, two_view_digits
 from featureflock.data.sets.dominoes import Dominoes
 from featureflock.data.sets.held_out import HeldOut
 from featureflock.data.sets.image_folder import ImageFolder
 from featureflock.data.sets.published import CIFAR10, CIFAR100, MNIST, FashionMNIST
+from featureflock.data.sets.tabular import Diabetes, Diamonds
 from featureflock.data.sources.fetch import get
 from featureflock.data.streaming import ExampleReader, StreamedExamples, from_dataset
 
@@ -22,6 +24,9 @@ __all__ = [
     "Batch",
     "CustomData",
     "DataSet",
+    "Diabetes",
+    "Diamonds",
+    "DigitScenes",
     "Digits",
     "Dominoes",
     "EpochKey",

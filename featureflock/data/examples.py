@@ -17,6 +17,7 @@ from torch import Tensor
 
 from featureflock.data.augment import EpochKey, crop_and_flip
 from featureflock.data.rng import permutation
+from featureflock.tasks import Classification, Task
 
 
 class Batch(NamedTuple):
@@ -27,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Examples(ABC):
-    """Labels (N,) int64 and indices (N,) into the full set, both on the CPU; inputs are read as batches."""
+    """Labels or other targets (N, …), and indices (N,) into the full set, on the CPU; inputs are read as batches."""
 
     labels: Tensor
     indices: Tensor
@@ -112,7 +113,8 @@ class TensorExamples(Examples):
     """Examples with all inputs in one tensor (N, …).
 
     Args:
-        x, y: inputs and integer labels.
+        x, y: inputs, and integer labels (N,) or the targets (N, …) of another task.
+        task: the likelihood of the targets.
         normalisation: applied after augmentation, see `normalise`.
         padding, flip: augmentation of images (N, C, H, W) in training, as in `crop_and_flip`; 0 and False for none.
         white: the byte value of white, needed to display or corrupt images.
@@ -127,8 +129,9 @@ class TensorExamples(Examples):
         padding: int = 0,
         flip: bool = False,
         white: int = 255,
+        task: Task = Classification(),
     ) -> None:
-        self.x, self.labels, self.indices = x, class_labels(y, len(x)), torch.arange(len(x))
+        self.x, self.labels, self.indices = x, task_targets(y, len(x), task), torch.arange(len(x))
         self.normalisation, self.padding, self.flip, self.white = normalisation, padding, flip, white
         if (padding or flip) and x.ndim != 4:
             raise ValueError(f"Crops and flips need images (N, C, H, W); got inputs of shape {tuple(x.shape)}.")
@@ -182,6 +185,22 @@ def only_view(examples: TensorExamples, view: View) -> TensorExamples:
     return TensorExamples(x, examples.labels, normalisation=normalisation, white=examples.white)
 
 
+def task_targets(y: Tensor, count: int, task: Task) -> Tensor:
+    """Return `count` targets of a task on the CPU: class indices in int64, others in float32."""
+    if task.kind == Classification.kind and y.ndim == 1:
+        return class_labels(y, count)
+    if len(y) != count:
+        raise ValueError(f"There are {count} inputs but {len(y)} targets.")
+    if task.kind != Classification.kind:
+        return y.detach().cpu().float()
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise ValueError(f"Classification needs integer class indices as targets; got {y.dtype}.")
+    smallest = int(y[y != task.ignore_index].min()) if y.numel() else 0  # type: ignore[attr-defined]
+    if smallest < 0:
+        raise ValueError(f"Targets must be class indices from 0; the smallest is {smallest}.")
+    return y.detach().cpu().long()
+
+
 def class_labels(y: Tensor, count: int) -> Tensor:
     """Return `count` class labels as int64 on the CPU, or raise ValueError if they are not class labels."""
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
@@ -205,9 +224,12 @@ def content_digest(*tensors: Tensor) -> str:
 def stratified_split(examples: Examples, count: int, *keys: int) -> tuple[Tensor, Tensor]:
     """Positions of `count` examples, balanced over classes, and of the remaining ones; both sorted.
 
-    The examples of each class are ranked at random by the keys, and the lowest ranks of all classes are chosen.
+    The examples of each class are ranked at random by the keys, and the lowest ranks of all classes are chosen. Without
+    exactly one class per example, all are ranked together.
     """
     shuffled = permutation(len(examples), *keys)
+    if examples.labels.ndim > 1 or examples.labels.is_floating_point():
+        return shuffled[:count].sort().values, shuffled[count:].sort().values
     labels = examples.labels[shuffled]
     by_class = labels.argsort(stable=True)
     sizes = torch.bincount(labels)

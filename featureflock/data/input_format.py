@@ -1,7 +1,7 @@
 """The format of a network's inputs, stored with a run so that the user's image files can be converted to it."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from featureflock.data.examples import Normalisation, TensorExamples, normalise
 from featureflock.data.image_files import ImageFiles, centre_crop, to_rgb_image
 from featureflock.data.sets.base import Splits
 from featureflock.data.streaming import StreamedExamples
+from featureflock.tasks import Task
+from featureflock.tasks.regression import GaussianTask
 from featureflock.utils import serialization
 
 # Formats that Pillow decodes without an external program
@@ -37,6 +39,11 @@ class InputFormat:
     """Image files are resized to a shorter side of `margin` times the central crop."""
     classes: int
     class_names: tuple[str, ...]
+    feature_names: tuple[str, ...] = ()
+    """Names of the columns of tabular inputs."""
+    target_mean: tuple[float, ...] = ()
+    """Mean of the training targets of regression; predictions are in their unit."""
+    target_std: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, splits: Splits) -> Self:
@@ -48,7 +55,17 @@ class InputFormat:
             normalisation = test.normalisation
             if isinstance(test.reader, ImageFiles):
                 margin, dtype = test.reader.margin, "uint8"
-        return cls(test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names)
+        names, task = splits.feature_names, splits.task
+        mean, std = (task.target_mean, task.target_std) if isinstance(task, GaussianTask) else ((), ())
+        return cls(
+            test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names, names, mean, std
+        )
+
+    def fitted(self, task: Task) -> Task:
+        """The task of a data set, with the statistics of the training targets of the run."""
+        if not isinstance(task, GaussianTask) or not self.target_std:
+            return task
+        return replace(task, target_mean=self.target_mean, target_std=self.target_std)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -67,7 +84,8 @@ class InputFormat:
         """Raise ValueError unless the inputs are images."""
         if self.dtype != "uint8" or len(self.shape) != 3 or self.shape[0] not in (1, 3):
             inputs = f"{self.dtype} of shape {self.shape}"
-            raise ValueError(f"The inputs of this run are not images but {inputs}; predict in Python instead.")
+            advice = "give a CSV file" if self.target_std and self.feature_names else "predict in Python instead"
+            raise ValueError(f"The inputs of this run are not images but {inputs}; {advice}.")
 
     def read(self, path: Path) -> tuple[Image.Image, str]:
         """Read an image file in the network's size and colours, with a note on any conversion."""

@@ -50,6 +50,7 @@ class Stream(IntEnum):
     # Data that do not depend on a seed, keys (stream, …)
     DIGITS_SPLIT = 0
     DATA_DEPENDENT_INIT = 3
+    TABULAR_SPLIT = 4
     OOD_NOISE = 0x401
     DOMINO_PAIRS = 0x501
     FROST_TEXTURE = 0xF205

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from featureflock.data.augment import EpochKey
-from featureflock.data.examples import Batch, Examples, Normalisation, class_labels, content_digest, normalise
+from featureflock.data.examples import Batch, Examples, Normalisation, content_digest, normalise, task_targets
 from featureflock.data.rng import random_bits
+from featureflock.tasks import Classification, Task
 
 _MAX_UNREADABLE = 100
 """Unreadable examples tolerated in one pass; 1 % of the examples if that is more."""
@@ -51,10 +52,16 @@ class StreamedExamples(Examples):
     """Examples read by an `ExampleReader` in `workers` processes (0: in this process)."""
 
     def __init__(
-        self, reader: ExampleReader, labels: Tensor, *, normalisation: Normalisation | None = None, workers: int = 0
+        self,
+        reader: ExampleReader,
+        labels: Tensor,
+        *,
+        normalisation: Normalisation | None = None,
+        workers: int = 0,
+        task: Task = Classification(),
     ) -> None:
         self.reader, self.normalisation, self.workers = reader, normalisation, workers
-        self.labels, self.indices = class_labels(labels, len(labels)), torch.arange(len(labels))
+        self.labels, self.indices = task_targets(labels, len(labels), task), torch.arange(len(labels))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -93,8 +100,10 @@ class StreamedExamples(Examples):
         return f"{self.reader.identity()} {content_digest(self.labels, self.indices)} {self.normalisation}"
 
 
-def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers: int = 0) -> StreamedExamples:
-    """Examples from a torch Dataset of (input, label) pairs, transforms included.
+def from_dataset(
+    dataset: Dataset[Any], labels: Tensor | None = None, *, workers: int = 0, task: Task = Classification()
+) -> StreamedExamples:
+    """Examples from a torch Dataset of (input, target) pairs, transforms included.
 
     The generators of Python, NumPy and PyTorch are seeded for each item by (seed, epoch, index), so random transforms
     are reproducible. Without `labels`, the whole data set is read once to collect them, and items that cannot be read
@@ -104,18 +113,21 @@ def from_dataset(dataset: Dataset[Any], labels: Tensor | None = None, *, workers
         raise ValueError("An IterableDataset has no indices, which resuming needs; use a Dataset with len().")
     reader = _FromDataset(dataset)
     if labels is not None:
-        return StreamedExamples(reader, labels, workers=workers)
+        return StreamedExamples(reader, labels, workers=workers, task=task)
     keys = [(index,) for index in range(len(dataset))]  # type: ignore[arg-type]
     source = _Items(reader.label, reader.name)
-    items: list[int | str] = list(
+    items: list[Tensor | str] = list(
         DataLoader(source, batch_size=None, sampler=keys, num_workers=workers, worker_init_fn=_ignore_signals)
     )
-    readable = torch.tensor([i for i, item in enumerate(items) if isinstance(item, int)], dtype=torch.int64)
+    readable = torch.tensor([i for i, item in enumerate(items) if not isinstance(item, str)], dtype=torch.int64)
     if unreadable := [item for item in items if isinstance(item, str)]:
         counts = f"{len(unreadable)} of {len(items)} items"
         warnings.warn(f"{counts} cannot be read and are left out; the first is {unreadable[0]}.", stacklevel=2)
-    labels = torch.tensor([item if isinstance(item, int) else 0 for item in items], dtype=torch.int64)
-    return StreamedExamples(reader, labels, workers=workers).select(readable)
+    if not len(readable):
+        raise ValueError(f"None of the {len(items)} items of the Dataset can be read.")
+    blank = torch.zeros_like(next(item for item in items if not isinstance(item, str)))
+    labels = torch.stack([blank if isinstance(item, str) else item for item in items])
+    return StreamedExamples(reader, labels, workers=workers, task=task).select(readable)
 
 
 @dataclass(frozen=True)
@@ -129,8 +141,8 @@ class _FromDataset(ExampleReader):
         np.random.seed(bits)  # noqa: NPY002 — transforms may use the global generator
         return _as_tensor(self.dataset[index][0])
 
-    def label(self, index: int) -> int:
-        return int(self.dataset[index][1])
+    def label(self, index: int) -> Tensor:
+        return torch.as_tensor(self.dataset[index][1])
 
     def name(self, index: int) -> str:
         return f"item {index}"

@@ -1,8 +1,8 @@
 """The ensemble module, the execution of its members, sharing of weights, and saving."""
 
-from featureflock.ensemble.ensemble import Ensemble, Uncertainty
+from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
 from featureflock.ensemble.saving import load, save
 from featureflock.ensemble.sharing import SharedMembers, lora, rank_one
 
-__all__ = ["Ensemble", "Execution", "SharedMembers", "Uncertainty", "load", "lora", "rank_one", "save"]
+__all__ = ["Ensemble", "Execution", "SharedMembers", "load", "lora", "rank_one", "save"]

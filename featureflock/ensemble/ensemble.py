@@ -1,22 +1,20 @@
 """The ensemble: a shared trunk, n feature extractors, a shared head or one head per member, and the particle layer.
 
     ens = Ensemble(extractors, head=nn.Linear(H, C), layer=ParticleLayer(rank=5))
-    ens(x)                   # logits of each member, (n, B, C)
+    ens(x)                   # outputs of each member, (n, B, C)
 
-    p̄(y|x) = (1/n) Σ_i p_i(y|x)                                       returned by `predict`;
-    p_T    = softmax(log p̄ / T)                                       with a temperature T
-    H[p̄]  =  (1/n) Σ_i H[p_i]  +  (1/n) Σ_i KL(p_i ‖ p̄)               returned by `uncertainty`
-    total     aleatoric            epistemic (mutual information)
+    p̄(y|x) = (1/n) Σ_i p(y|f_i(x))                                    returned by `predict`
+
+The task (featureflock.tasks) is the likelihood p(y|f): it defines the loss, the prediction and its uncertainty.
 
 Shapes: n members, B data points, H features, C classes.
 """
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,23 +27,14 @@ from featureflock.ensemble.inference import can_compile, fold_batch_norm
 from featureflock.ensemble.inputs import NOTHING, mask_for, takes_keywords, token_mask
 from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
 from featureflock.ensemble.sharing import SharedMembers
+from featureflock.ensemble.task_state import TaskState
 from featureflock.ensemble.weight_particles import transported_weights
+from featureflock.tasks import Classification, Task, Uncertainty
 
 Place = Literal["features", "logits", "weights"]
 
 
-class Uncertainty(NamedTuple):
-    """Entropies in nats, (B,) each: total = aleatoric + epistemic."""
-
-    total: Tensor
-    """H[p̄], the entropy of the averaged prediction."""
-    aleatoric: Tensor
-    """(1/n) Σ_i H[p_i], the mean entropy of the members: the uncertainty that they agree on."""
-    epistemic: Tensor
-    """total − aleatoric, the mutual information of prediction and member: the disagreement of the members."""
-
-
-class Ensemble(nn.Module):
+class Ensemble(TaskState):
     """n feature extractors with one shared head, or with one head per member.
 
     The trunk, or without one each extractor, gets x of `ens(x)` or the keyword arguments of `ens(**batch)`. A mapping
@@ -60,6 +49,7 @@ class Ensemble(nn.Module):
         layer: the particle layer, another module on features (n, B, …) that is the identity in eval mode, or None.
         at: the particles of the layer: the features (feature-WGD), the logits (function-WGD) or all trained weights
             (weight-WGD; the layer then needs `count`, the size of the data set).
+        task: the likelihood, such as `tasks.Regression()`.
         execution: how members are computed. All three modes give the same results up to rounding:
             "sequential"   one after another.
             "vectorised"   all at once with torch.func. Members must have the same architecture; dropout masks differ
@@ -80,6 +70,7 @@ class Ensemble(nn.Module):
         layer: nn.Module | None = None,
         *,
         at: Place = "features",
+        task: Task = Classification(),
         execution: Execution = "sequential",
         trunk: nn.Module | None = None,
     ) -> None:
@@ -109,9 +100,22 @@ class Ensemble(nn.Module):
         self.trunk, self.extractors = trunk, extractors
         self.head: nn.Module = head if shared else nn.ModuleList(heads)  # type: ignore[assignment]
         self.layer, self.at = layer, at
+        self.set_task(task)
         self.execution = execution
         if trunk is not None and is_frozen(trunk):
             trunk.eval()
+
+    @classmethod
+    def from_models(cls, models: Iterable[nn.Module], *, task: Task = Classification()) -> Self:
+        """Return an ensemble of n networks that were trained elsewhere, as they are.
+
+            ens = ff.Ensemble.from_models(models)
+            probs = ens.predict(x)
+
+        The networks are not copied. Each maps a batch to the outputs of the task; `features` returns these outputs.
+        """
+        models = list(models)
+        return cls(models, [nn.Identity() for _ in models], task=task)
 
     mesh: Mesh = SINGLE_PROCESS
     """The processes that the ensemble is divided among; see `shard`."""
@@ -177,7 +181,7 @@ class Ensemble(nn.Module):
         rows = self.extractors.member_tensors() if isinstance(self.extractors, SharedMembers) else []
         of_members = {p for modules in self._member_modules() for p in modules.parameters()} | {*rows}
         grads = {p: p.grad for p in self.parameters() if p.grad is not None}
-        statistics = [b for b in self.buffers() if b.is_floating_point()]
+        statistics = [b for b in self.buffers() if b.is_floating_point() and b is not self.calibration]
         self.mesh.average([grad for p, grad in grads.items() if p in of_members] + statistics)
         self.mesh.average([grad for p, grad in grads.items() if p not in of_members], over_members=True)
         gather_rows(rows, self.mesh.members, len(self))
@@ -239,21 +243,8 @@ class Ensemble(nn.Module):
                 check_same_architecture(self._local(modules))
         self._execution = execution
 
-    _temperature: float | None = None
-
-    @property
-    def temperature(self) -> float | None:
-        """T of the predictions, set by `featureflock.calibrate` and saved with the ensemble. None is the same as 1."""
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, temperature: float | None) -> None:
-        if temperature is not None and not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, or None; got {temperature}.")
-        self._temperature = None if temperature is None else float(temperature)
-
     def forward(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
-        """Return the logits of each member, (n, B, C)."""
+        """Return the outputs of each member, (n, B, …): for classification the logits (n, B, C)."""
         extractor_states, head_states = self._transported_weights()
         features = self._local_features(extractor_states, x, inputs)
         mask = token_mask(features[0], x, inputs)
@@ -275,15 +266,29 @@ class Ensemble(nn.Module):
 
     def logits(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
+        if features.ndim < 2 or len(features) != len(self):
+            got = f"got {tuple(features.shape)}; stack the members along the first dimension"
+            raise ValueError(f"Features must have shape ({len(self)}, examples, …), members first; {got}.")
         if not isinstance(self.head, nn.ModuleList):
             return self._shared_head(features, mask)
         here, heads = self.mesh.members.local_rows(features), self._local(self.head)
         return self._gather(execute(heads, None, here, self.execution, mask_for(heads[0], mask)), "logits")
 
-    def predict(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
-        """Return the probabilities averaged over members, (B, C), at the ensemble's temperature; in eval mode."""
-        log_p = self.member_log_probs(x, **inputs).logsumexp(0).sub(math.log(len(self)))
-        return log_p.exp() if self.temperature is None else log_p.div(self.temperature).softmax(-1)
+    def member_predictions(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
+        """Return the parameters of each member's predictive distribution, (n, B, …); in eval mode, without gradients.
+
+        For classification these are log-probabilities (n, B, C); for the other tasks see `tasks`.
+        """
+        with torch.no_grad(), eval_mode(self):
+            return self.task.member_predictions(self(x, **inputs), self.log_variance)
+
+    def predict(self, x: Any = NOTHING, /, **inputs: Any) -> Any:
+        """Return the prediction of the task, averaged over members and calibrated; in eval mode.
+
+        Classification: probabilities (B, C). MultiLabel: the probability of each label, (B, L). Regression: a tuple
+        (mean, variance).
+        """
+        return self.task.predict(self.member_predictions(x, **inputs), self.calibration)
 
     def for_inference(self, *, compile: bool | None = None) -> "Ensemble":
         """Return a copy optimised for prediction: the same probabilities up to rounding.
@@ -306,7 +311,7 @@ class Ensemble(nn.Module):
         extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
         trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
         fast = Ensemble(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
-        fast.temperature = self.temperature
+        fast.copy_task(ens)
         fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if can_compile(device) if compile is None else compile:
             options = compile_options()
@@ -320,16 +325,13 @@ class Ensemble(nn.Module):
         return members if self.trunk is None else [self.trunk, *members]
 
     def uncertainty(self, x: Any = NOTHING, /, **inputs: Any) -> Uncertainty:
-        """Return the total, aleatoric and epistemic uncertainty of each prediction in nats, (B,) each; in eval mode.
+        """Return the total, aleatoric and epistemic uncertainty of each prediction; in eval mode.
 
-        The temperature is not used: it applies to the averaged prediction, not to the members.
+
+        Entropies in nats for classes and labels, without the temperature, which applies to the averaged prediction and
+        not to the members. Variances for regression.
         """
-        log_p = self.member_log_probs(x, **inputs)
-        p = log_p.double().exp()  # the difference of two entropies can be much smaller than both
-        total = torch.special.entr(p.mean(0)).sum(-1)
-        aleatoric = torch.special.entr(p).sum(-1).mean(0)
-        parts = total, aleatoric, (total - aleatoric).clamp_min(0)
-        return Uncertainty(*(part.to(log_p.dtype) for part in parts))
+        return self.task.uncertainty(self.member_predictions(x, **inputs), self.calibration)
 
     def _apply_layer(self, place: Place, particles: Tensor, mask: Tensor | None) -> Tensor:
         if self.layer is None or self.at != place:
@@ -344,12 +346,6 @@ class Ensemble(nn.Module):
             kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
             return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
         return _stack(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
-
-    def member_log_probs(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
-        """Return the log-probabilities of each member, (n, B, C); in eval mode, without gradients."""
-        with torch.no_grad(), eval_mode(self):
-            logits: Tensor = self(x, **inputs)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def _transported_weights(self) -> tuple[list[ModuleState] | None, list[ModuleState] | None]:
         """Return the weights of extractors and heads after a layer on weights, or None if there is no such layer."""

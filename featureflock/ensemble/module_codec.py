@@ -2,8 +2,8 @@
 
 A module is encoded as the name of its class, its plain attributes, its tensors and its submodules. The decoder calls no
 constructor. It finds a class by name among those of this library and those that the program has already imported, and
-priors, kernels and rules in their registries. Values that JSON cannot represent (a lambda as an attribute, a hook)
-raise NotSerializableError.
+priors, kernels, rules and tasks in their registries. Values that JSON cannot represent (a lambda, a configuration
+object, a hook) raise NotSerializableError.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from featureflock.core import KERNELS, PRIORS, RULES
 from featureflock.ensemble.execution import own_attributes
+from featureflock.tasks import TASKS
 from featureflock.utils.registry import PLUGINS, Registry
 
-_REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (PRIORS, KERNELS, RULES)}
+_REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (PRIORS, KERNELS, RULES, TASKS)}
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "Size": torch.Size}
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FUNCTIONS = {f"F.{k}": f for k, f in vars(nn.functional).items() if inspect.isroutine(f) and not k.startswith("_")}
@@ -41,12 +42,18 @@ class UnknownClassError(ValueError):
 
 
 class ModuleEncoder:
-    """Encodes modules as JSON and collects their tensors by name; shared modules and tensors are written once."""
+    """Encodes modules as JSON and collects their tensors by name; shared modules and tensors are written once.
 
-    def __init__(self) -> None:
+    The buffer `without` is left out.
+    """
+
+    def __init__(self, without: Tensor | None = None) -> None:
+        self._without = without
         self.tensors: dict[str, Tensor] = {}
         self._keys: dict[int, str] = {}
         self._paths: dict[int, str] = {}
+        self.classes: set[type[nn.Module]] = set()
+        """Classes of the modules encoded so far."""
 
     def module(self, module: nn.Module, path: str = "") -> dict[str, Any]:
         where = path or "the ensemble"
@@ -56,6 +63,7 @@ class ModuleEncoder:
         cls = type(module)
         if not _can_be_found(cls):
             raise NotSerializableError(f"the class {cls.__qualname__} of {where} cannot be found by its name")
+        self.classes.add(cls)
         if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
             raise NotSerializableError(f"{where} has hooks")
         dot = f"{path}." if path else ""
@@ -64,7 +72,7 @@ class ModuleEncoder:
             "class": _class_name(cls),
             "attributes": {k: self._value(v, dot + k) for k, v in own_attributes(module).items()},
             "parameters": {k: self.tensor(t, dot + k) for k, t in module._parameters.items()},
-            "buffers": {k: self.tensor(t, dot + k) for k, t in module._buffers.items()},
+            "buffers": {k: self.tensor(t, dot + k) for k, t in module._buffers.items() if t is not self._without},
             "transient": sorted(module._non_persistent_buffers_set),
             "children": {k: None if m is None else self.module(m, dot + k) for k, m in module._modules.items()},
         }

@@ -37,15 +37,17 @@ _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     """Save an ensemble to a folder, atomically: safetensors for the weights, JSON for the modules.
 
-    Modules that JSON cannot represent (with a lambda as an attribute, or with hooks) are not saved, only their weights,
-    with a warning. To load these, build the ensemble with your code and pass it to `load` as `into`.
+    Modules that JSON cannot represent (with a lambda or a configuration object as an attribute, or with hooks) are not
+    saved, only their weights, with a warning. To load these, build the ensemble with your code and pass it to `load` as
+    `into`. Classes that are defined in a script, a notebook or a function are saved by name, with a warning too: other
+    programs do not have them.
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"save takes an Ensemble; got {type(ens).__name__}.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder to save the ensemble in.")
-    encoder, modules, no_modules_because = codec.ModuleEncoder(), None, None
+    encoder, modules, no_modules_because = codec.ModuleEncoder(without=ens.calibration), None, None
     with ens.detached_from_mesh():
         try:
             modules = encoder.module(ens)
@@ -61,6 +63,11 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     if no_modules_because is not None:
         message = f"Saving weights only, because {no_modules_because}; load them with load(folder, into=…)."
         warnings.warn(message, stacklevel=2)
+    elif local := sorted({cls.__qualname__ for cls in encoder.classes if _is_local(cls)}):
+        names = ", ".join(local)
+        message = f"Other programs cannot find {names}, defined in a script, a notebook or a function"
+        message += "; there, call load(folder, into=ensemble) with an ensemble that your code has built, or move the "
+        warnings.warn(f"{message}class{'es' * (len(local) > 1)} to a module that they import.", stacklevel=2)
 
     folder.mkdir(parents=True, exist_ok=True)
     previous = _current_weights(folder)
@@ -73,7 +80,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
             "weights": {"file": weights, "sha256": sha256},
             "modules": modules,
             "no_modules_because": no_modules_because,
-            "temperature": ens.temperature,
+            "calibration": float(ens.calibration),
             "state": state,
             "tensors": {k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in tensors.items()},
         }
@@ -95,7 +102,7 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
     index, tensors = _read(folder)
     if into is not None:
         _load_weights(into, {name: tensors[key] for name, key in index["state"].items()}, folder)
-        into.temperature = index.get("temperature")
+        _set_calibration(into, index)
         return into
     if index["modules"] is None:
         raise ValueError(f"{folder} has no modules, because {index['no_modules_because']}; {codec.USE_INTO}.")
@@ -109,11 +116,26 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
         raise ValueError(f"{folder / _INDEX} describes a {type(ens).__name__}, not an Ensemble.")
     if not hasattr(ens, "trunk"):  # saved before there were trunks
         ens.trunk = None
+    ens._parameters.setdefault("log_variance", None)
+    dtype = next((p.dtype for p in ens.parameters() if p.is_floating_point()), torch.float32)
+    ens._buffers[ens.task.calibration] = torch.ones((), dtype=dtype)
+    _set_calibration(ens, index)
     return ens
 
 
+def _set_calibration(ens: Ensemble, index: dict[str, Any]) -> None:
+    """The calibration is stored in the index, so that calibrating does not change the weights file."""
+    value = index.get("calibration", index.get("temperature"))
+    setattr(ens, ens.task.calibration, 1.0 if value is None else value)
+
+
+def _is_local(cls: type[nn.Module]) -> bool:
+    return cls.__module__ == "__main__" or "<locals>" in cls.__qualname__
+
+
 def _named_tensors(ens: Ensemble) -> dict[str, Tensor]:
-    return dict(ens.named_parameters(remove_duplicate=False)) | dict(ens.named_buffers(remove_duplicate=False))
+    buffers = {name: b for name, b in ens.named_buffers(remove_duplicate=False) if b is not ens.calibration}
+    return dict(ens.named_parameters(remove_duplicate=False)) | buffers
 
 
 def _stride(tensor: Tensor) -> list[int] | None:

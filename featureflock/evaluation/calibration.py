@@ -19,15 +19,14 @@ Shapes: B examples, C classes, g halves.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.checks import checked_labels, checked_log_probs
-from featureflock.evaluation.metrics.classification import SLICE, Scores, mean_log_probs, mean_scores, scores_of
+from featureflock.evaluation.metrics.classification import SLICE, Scores, mean_scores, scores_of
 
 BOUNDS = 0.01, 100.0
 LEAST, MOST = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
@@ -84,47 +83,6 @@ def calibrated(log_probs: Tensor, labels: Tensor, *, shuffles: int = 5, seed: in
         temperatures += fitted
     first_5sb, second_5sb = torch.stack(outcomes, 1).tensor_split([len(y) // 2], -1)
     return Calibrated(mean_scores([*scores_of(first_5sb), *scores_of(second_5sb)]), tuple(temperatures))
-
-
-def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
-    """Fit the temperature of an ensemble on held-out data and set it on the ensemble.
-
-        T = calibrate(ens, validation_loader)
-
-    T minimises the NLL of softmax(log p̄ / T): above 1 if the ensemble was overconfident, below 1 if it was
-    underconfident. Afterwards `ens.predict` uses it, and `save` stores it.
-
-    Args:
-        ens: a trained ensemble.
-        loader: batches (inputs, labels) of held-out data; members are overconfident on their training data.
-    """
-    if not isinstance(ens, Ensemble):
-        raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
-    device = next((p.device for p in ens.parameters()), torch.device("cpu"))
-    parts = []
-    for batch in loader:
-        pair = isinstance(batch, tuple | list) and len(batch) == 2
-        if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # a Dataset yields single examples
-            raise ValueError("calibrate needs batches (inputs, labels), with labels a tensor of class indices.")
-        x, y = batch
-        if len(y):
-            log_p = mean_log_probs(ens.member_log_probs(_to_device(x, device)).double())
-            if not torch.isfinite(log_p).all():
-                raise ValueError("The ensemble's predictions are not finite, so there is nothing to calibrate.")
-            parts.append((log_p, checked_labels(y, log_p)))
-    if not parts:
-        raise ValueError("The loader gave no batch, so there is nothing to calibrate on.")
-    log_probs, labels = (torch.cat(part) for part in zip(*parts, strict=True))
-    ens.temperature = fit_temperature(log_probs, labels)
-    return ens.temperature
-
-
-def _to_device(x: Any, device: torch.device) -> Any:
-    if isinstance(x, Tensor):
-        return x.to(device)
-    if isinstance(x, dict):
-        return {key: _to_device(part, device) for key, part in x.items()}
-    return type(x)(_to_device(part, device) for part in x) if type(x) in (tuple, list) else x
 
 
 def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:

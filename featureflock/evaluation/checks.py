@@ -1,5 +1,7 @@
 """Validation of probabilities and labels. Invalid arguments raise ValueError; valid ones are returned in float64.
 
+Tensors and NumPy arrays are accepted.
+
     p_c ≥ 0,    |Σ_c p_c − 1| ≤ 1e-3,    y ∈ {0, …, C − 1}
 
 The tolerance allows for half precision: a probability may round above 1, and may be exactly 0 (log p = −∞). Inputs are
@@ -8,6 +10,9 @@ never normalised: logits passed as `log_probs` do not sum to 1 and are refused.
 Shapes: n members, B examples, C classes.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,45 +20,51 @@ TOLERANCE = 1e-3
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
+def as_tensor(x: Any) -> Any:
+    """A NumPy array as a tensor; anything else as it is."""
+    return torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
+
+
+def checked_probs(probs: Any, *, members: bool = False) -> Tensor:
     """Probabilities (B, C), or with `members` (n, B, C), in float64."""
-    name = "member_probs" if members else "probs"
+    probs, name = as_tensor(probs), "member_probs" if members else "probs"
     check_shape(probs, name, members)
-    p = probs.detach().to(torch.float64)
+    p: Tensor = probs.detach().to(torch.float64)
     if (p < 0).any():
         raise ValueError(f"{name} must not be negative; the smallest is {p.min().item():g}.")
     _check_sums(p.sum(-1), name)
     return p
 
 
-def checked_log_probs(log_probs: Tensor, *, members: bool = False, first: int = 0) -> Tensor:
+def checked_log_probs(log_probs: Any, *, members: bool = False, first: int = 0) -> Tensor:
     """Log-probabilities (B, C), or with `members` (n, B, C), in float64; `first` is the index of the first example."""
-    name = "member_log_probs" if members else "log_probs"
+    log_probs, name = as_tensor(log_probs), "member_log_probs" if members else "log_probs"
     check_shape(log_probs, name, members)
-    log_p = log_probs.detach().to(torch.float64)
+    log_p: Tensor = log_probs.detach().to(torch.float64)
     _check_sums(log_p.exp().sum(-1), name, first)
     return log_p
 
 
-def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
+def checked_labels(labels: Any, probs: Tensor) -> Tensor:
     """Labels (B,) for probabilities or log-probabilities (…, B, C)."""
+    labels = as_tensor(labels)
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
-        raise ValueError(f"labels must be a tensor of integers; got {_kind(labels)}.")
+        raise ValueError(f"labels must be a tensor or array of integers; got {_kind(labels)}.")
     b, c = probs.shape[-2:]
     if labels.shape != (b,):
         raise ValueError(f"labels must have shape ({b},), one for each example; got {tuple(labels.shape)}.")
-    labels = labels.to(probs.device, torch.int64)
-    smallest, largest = (int(x) for x in labels.aminmax())
+    y: Tensor = labels.to(probs.device, torch.int64)
+    smallest, largest = (int(x) for x in y.aminmax())
     if smallest < 0 or largest >= c:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(f"labels must be from 0 to {c - 1} for {c} classes; got {wrong}.")
-    return labels
+    return y
 
 
 def check_shape(x: Tensor, name: str, members: bool) -> None:
     """Raise ValueError unless the shape is (B, C), or with `members` (n, B, C)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"{name} must be a tensor of floating-point numbers; got {_kind(x)}.")
+        raise ValueError(f"{name} must be a tensor or array of floating-point numbers; got {_kind(x)}.")
     if x.dim() != 2 + members or 0 in x.shape:
         shape = "(members, examples, classes)" if members else "(examples, classes)"
         raise ValueError(f"{name} must have shape {shape} without empty dimensions; got {tuple(x.shape)}.")

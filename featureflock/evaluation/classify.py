@@ -24,6 +24,7 @@ from featureflock.evaluation.diversity import mutual_information
 from featureflock.evaluation.metrics.classification import average
 from featureflock.evaluation.predictions import Predictor, has_predictions, load_predictions, predict, store_predictions
 from featureflock.evaluation.runs import TrainedRun
+from featureflock.tasks import Classification
 
 ReadImage = tuple[Path, Image.Image, str]
 """Its file, the image in the input format, and a note on its conversion."""
@@ -66,6 +67,10 @@ class RunClassifier:
         except ValueError as error:
             raise ValueError(f"{inputs} is damaged or was altered.") from error
         self.format.check()
+        task = predictor.ensemble.task
+        if task.kind != Classification.kind:
+            advice = "in Python, featureflock.load gives its ensemble, and predict(x) its prediction"
+            raise ValueError(f"featureflock predict shows one class per image; this run is for {task.name}: {advice}.")
         self.temperature, self.calibrated_on = _temperature(run, predictor, log)
 
     def classify(self, read: Sequence[ReadImage], top: int = 3) -> list[ImagePrediction]:
@@ -94,7 +99,7 @@ class RunClassifier:
 
 def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
     """The temperature, and what it was fitted on; 1 and "" if the data are not available."""
-    if (stored := predictor.ensemble.temperature) is not None:
+    if (stored := float(predictor.ensemble.calibration)) != 1:
         return stored, "user-provided data"
     try:
         splits = run.data().load()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from featureflock.data import Stream, permutation
-from featureflock.evaluation.checks import INTEGERS
+from featureflock.evaluation.checks import INTEGERS, as_tensor
 from featureflock.methods.discriminators import TAU, DiscriminatorOutput, Discriminators, discriminate
 
 _CHECK, _ROUNDS = 50, 4
@@ -86,6 +86,7 @@ def _evaluate(model: Discriminators, z_nbh: Tensor, y_b: Tensor, positions: Tens
 
 
 def _checked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    features, labels = as_tensor(features), as_tensor(labels)
     if not isinstance(features, Tensor) or not features.is_floating_point() or features.ndim != 3:
         got = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"features must be floating-point numbers (members, examples, features); got {got}.")

@@ -36,7 +36,15 @@ from featureflock.evaluation.run_predictions import (
     cross_validation,
 )
 from featureflock.evaluation.runs import TrainedRun, group_runs, read_run, without_seed
-from featureflock.evaluation.test_sets import CalibrationChoice, EvaluationProtocol, EvaluationSet, Log, all_test_sets
+from featureflock.evaluation.test_sets import (
+    CalibrationChoice,
+    EvaluationProtocol,
+    EvaluationSet,
+    Log,
+    all_test_sets,
+    has_one_class,
+)
+from featureflock.tasks import Classification
 from featureflock.training.compute import ComputeConfig
 from featureflock.training.recipe import recipe_differences
 from featureflock.utils.provenance import provenance
@@ -60,7 +68,8 @@ class MeasuredRun(NamedTuple):
     """All numbers of a run, and its votes and maps on the clean test set, from which the report's images are drawn."""
 
     result: RunResult
-    votes: MemberVotes
+    votes: MemberVotes | None
+    """None unless there is one class per example."""
     maps: CachedMaps | None
 
 
@@ -190,7 +199,7 @@ def _plan(runs: list[TrainedRun], protocol: EvaluationProtocol, data: DataSet | 
             what = "; ".join(recipe_differences(first, other, "data"))
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
     chosen = all_test_sets(splits, data_set, protocol, log)
-    mapped = cam_cache.images_to_map(chosen, protocol) if are_images(splits.test) else {}
+    mapped = cam_cache.images_to_map(chosen, protocol) if has_one_class(splits) and are_images(splits.test) else {}
     return EvaluationPlan(runs, splits, data_set, chosen, mapped, _names(runs), data, human)
 
 
@@ -202,7 +211,8 @@ def measure_run(
     maps = {kind: cached for kind, sets in plan.mapped.items() if (cached := cam_cache.load_maps(run, kind, sets))}
     views, ood, corrupted = {}, {}, dict[str, dict[str, SetPredictions]]()
     for test_set in plan.test_sets:
-        lazy = SetPredictions(partial(lambda each: load_predictions(run, each)[:2], test_set), calibration)
+        read = partial(lambda each: load_predictions(run, each)[:2], test_set)
+        lazy = SetPredictions(read, plan.splits.task, calibration)
         match test_set.kind:
             case "view":
                 views[test_set.label] = lazy
@@ -211,7 +221,7 @@ def measure_run(
             case "corrupted":
                 corruption, _, severity = test_set.label.rpartition("-")
                 corrupted.setdefault(corruption, {})[severity] = lazy
-    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels), calibration)
+    on_clean = SetPredictions(lambda: (clean.log_probs, clean.labels), plan.splits.task, calibration)
     by_kind: dict[str, Tensor] = {kind: cached.maps for kind, cached in maps.items()}
     human = None if plan.human is None else plan.human[clean.positions]
     predictions = RunPredictions(on_clean, views, corrupted, ood, by_kind, human)
@@ -233,7 +243,7 @@ def measure_run(
         recipe=run.recipe,
         environment=run.environment,
     )
-    return MeasuredRun(result, MemberVotes.of(clean), maps.get("clean"))
+    return MeasuredRun(result, MemberVotes.of(clean) if has_one_class(plan.splits) else None, maps.get("clean"))
 
 
 def _calibrations(
@@ -243,6 +253,10 @@ def _calibrations(
     runs = [(run, name, plan) for plan in plans for run, name in zip(plan.runs, plan.names, strict=True)]
     crossed: tuple[dict[str, Calibration], str] = {str(run): cross_validation for run, _, _ in runs}, ""
     at_bound = 0
+    if not all(has_one_class(plan.splits) for plan in plans):
+        if choice == "held-out":
+            raise ValueError("Only classification, with one class per example, is calibrated on validation examples.")
+        return crossed
     if choice == "auto":
         for run, _, plan in runs:
             log_probs, labels, _ = load_predictions(run, plan.test_sets[0])
@@ -346,14 +360,15 @@ def _compare(
     shown = {group.title: [run for run in group.runs if str(run) in map(str, plan.runs)] for group in groups}
     firsts = {title: measured[str(runs[0])] for title, runs in shown.items() if runs}
     several = {title: run for title, run in firsts.items() if run.result.members > 1}
-    disputed, images = disputed_examples({title: run.votes for title, run in several.items()}, plan.splits.test)
+    votes = {title: run.votes for title, run in several.items() if run.votes is not None}
+    disputed, images = disputed_examples(votes, plan.splits.test)
     baseline = next((group.baseline for group in compared if group.baseline is not None), None)
     baseline_first = sorted(several.items(), key=lambda item: item[0] != baseline)
     maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
     figure, drawn = draw_cam_figure(maps, plan.splits.test)
     results = EvaluationResults(
         data=_data_name(plan.data),
-        classes=plan.splits.classes,
+        classes=0 if plan.splits.task.kind == "regression" else plan.splits.classes,
         class_names=list(plan.splits.class_names),
         examples=next(iter(runs.values())).clean.examples,
         test_examples=len(plan.splits.test),
@@ -364,6 +379,8 @@ def _compare(
         provenance=provenance(),
         disputed=disputed,
         cam_figure=figure,
+        task=plan.splits.task.kind,
+        dense=plan.splits.task.kind == Classification.kind and plan.splits.test.labels.ndim > 1,
     )
     return Evaluation(results, images | drawn)
 

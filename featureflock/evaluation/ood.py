@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featureflock.evaluation.checks import checked_probs
+from featureflock.evaluation.checks import as_tensor, checked_probs
 from featureflock.evaluation.diversity import mutual_information
 from featureflock.evaluation.metrics.classification import top_error
 
@@ -50,6 +50,7 @@ def out_of_distribution(member_probs_in: Tensor, member_probs_out: Tensor) -> Ou
 
 def detection(uncertainty_in: Tensor, uncertainty_out: Tensor) -> Detection:
     """AUROC, AUPR and FPR95 of any uncertainty measure (B,), given on in-distribution and on OOD inputs."""
+    uncertainty_in, uncertainty_out = as_tensor(uncertainty_in), as_tensor(uncertainty_out)
     for name, x in (("uncertainty_in", uncertainty_in), ("uncertainty_out", uncertainty_out)):
         if not isinstance(x, Tensor) or x.dim() != 1 or not len(x) or x.isnan().any():
             raise ValueError(f"{name} must be a tensor of numbers (B,), not empty and without NaN.")

@@ -2,6 +2,8 @@
 
     RUN/predictions/<test set>.safetensors      log_probs float32 (n, B, C), labels (B,), positions (B,), asked (·)
 
+`log_probs` are the members' predictions as the task of the run defines them: log-probabilities for classification.
+
 Files are written atomically, so an interrupted evaluation resumes where it stopped. A file is valid for the weights and
 the test set that it names, if its content matches its digest, which is verified once per process and file. A file with
 more examples than needed is used too. `asked` has the positions of all examples requested, also of unreadable ones.
@@ -40,9 +42,9 @@ class Predictions(NamedTuple):
     """Member predictions on some examples of a test set."""
 
     log_probs: Tensor
-    """(n, B, C)."""
+    """(n, B, C); for other tasks than classification `Task.member_predictions`."""
     labels: Tensor
-    """(B,)."""
+    """(B,), or other targets (B, …)."""
     positions: Tensor
     """Positions of the examples in the test set, (B,), increasing."""
 
@@ -82,14 +84,15 @@ class Predictor:
         for positions, batch in readable_batches(examples, _BATCH, torch.device(compute.device)):
             if len(batch.y):
                 with compute.computing(len(batch.y) == _BATCH):
-                    logits = ens(compute.inputs(batch.x))
-                parts.append(Predictions(logits.float().log_softmax(-1).cpu(), batch.y.cpu(), positions))
+                    outputs = ens(compute.inputs(batch.x))
+                members = ens.task.member_predictions(outputs.float(), ens.log_variance)
+                parts.append(Predictions(members.cpu(), batch.y.cpu(), positions))
             tick(len(positions))
         if not parts:
             raise OSError("None of the examples could be read, so nothing could be predicted.")
         log_p, labels, places = zip(*parts, strict=True)
         log_probs = torch.cat(log_p, 1)
-        bad = (~torch.isfinite(log_probs)).any(-1).any(-1).nonzero()
+        bad = (~torch.isfinite(log_probs)).flatten(1).any(1).nonzero()
         if len(bad):
             raise DivergenceError(f"The predictions of member {int(bad[0])} of {self.run} are not finite.")
         return Predictions(log_probs, torch.cat(labels), torch.cat(places))

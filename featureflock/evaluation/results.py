@@ -19,7 +19,7 @@ from featureflock.utils.serialization import from_json, to_json
 SCHEMA_VERSION = 2
 
 ScoreDict = dict[str, float]
-"""accuracy, nll, brier, ece, aurc."""
+"""accuracy, nll, brier, ece, aurc; or the scores of another task."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class TestSetScores:
     calibrated: ScoreDict
     raw: ScoreDict
     temperatures: list[float]
-    """One for each half of each shuffle of the cross-validation; a single one if it was fitted on held-out examples."""
+    """One for each half of each shuffle of the cross-validation; a single one if it was fitted on held-out examples.
+    For regression, factors of the variance."""
     examples: int
 
     @property
@@ -61,7 +62,9 @@ class CleanDetails:
     by_size: dict[str, ScoreDict]
     """Calibrated scores of sub-ensembles of 1, 2, …, n members."""
     diversity: dict[str, float]
-    """disagreement, mutual_information, predictive_variance; empty for one member."""
+    """disagreement, mutual_information, predictive_variance, or those of the task; empty for one member."""
+    member_scores: list[float] = field(default_factory=list)
+    """Score of each member of a regression (RMSE) or multi-label task (label accuracy)."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,10 @@ class EvaluationResults:
     provenance: dict[str, Any]
     disputed: list[DisputedExample] = field(default_factory=list)
     cam_figure: CamFigure | None = None
+    task: str = "classification"
+    """classification, multi-label or regression."""
+    dense: bool = False
+    """Whether there is one class per pixel; the metrics of classification are those of pixels then."""
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """A run's predictions on all test sets, and the numbers derived from them: the argument of `Metric.compute`.
 
-    run.clean.log_probs       (n, B, C) log-probabilities of the members; also .labels, .scores
+    run.clean.log_probs       (n, B, C) log-probabilities of the members; also .labels, .scores, .task
     run.corrupted["fog"]["3"] the same for a corrupted test set; also run.views["left"] and run.ood["noise"]
     run.details.diversity     what is computed on the clean test set only
+
+For segmentation, B counts the pixels of all examples. For multi-label and regression tasks, `log_probs` are the
+members' predictions that the task defines: logits (n, B, L), or means and log-variances (n, B, 2, …).
 
 Each number is computed once. Predictions on corrupted and OOD sets are loaded when they are used and then released.
 
@@ -12,6 +15,7 @@ Shapes: n members, B examples, C classes.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -24,8 +28,11 @@ from featureflock.evaluation.grad_cam import cam_similarity, empty_fraction
 from featureflock.evaluation.human_labels import HumanScores, calibrated_human_scores, human_scores
 from featureflock.evaluation.metrics import classification as metrics
 from featureflock.evaluation.metrics.classification import average, mean_scores
+from featureflock.evaluation.metrics.segmentation import iou_of_classes, pixels
 from featureflock.evaluation.ood import out_of_distribution
 from featureflock.evaluation.results import ScoreDict, TestSetScores, ViewResults
+from featureflock.evaluation.task_scores import cross_validated, fit_calibration, task_scores, unchanged
+from featureflock.tasks import Classification, Task
 
 SUBSETS_PER_SIZE, CURVE_POINTS = 5, 50
 """Sub-ensembles that are averaged for each size, and points of a risk-coverage curve."""
@@ -64,9 +71,24 @@ class HeldOutCalibration:
 class SetPredictions:
     """Predictions on one test set."""
 
-    load: Callable[[], tuple[Tensor, Tensor]]
-    """Returns log-probabilities (n, B, C) and labels (B,)."""
+    read: Callable[[], tuple[Tensor, Tensor]]
+    """Returns the members' predictions (n, B, …) and the targets (B, …)."""
+    task: Task = Classification()
+    """The task that they belong to."""
     calibration: Calibration = cross_validation
+
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (n, B, C) and labels (B,), of pixels for segmentation; other tasks as they are."""
+        members, y = self.read()
+        return pixels(self.task, members, y) if isinstance(self.task, Classification) else (members, y)
+
+    @cached_property
+    def mean_iou(self) -> float | None:
+        """Mean intersection over union; None unless there is one class per pixel."""
+        if self.read()[1].ndim < 2 or not isinstance(self.task, Classification):
+            return None
+        log_probs, labels = self.load()
+        return iou_of_classes(average(log_probs).argmax(-1), labels, log_probs.shape[-1])
 
     @property
     def log_probs(self) -> Tensor:
@@ -82,9 +104,13 @@ class SetPredictions:
     def scores(self) -> TestSetScores:
         """Scores of the ensemble, raw and after temperature scaling."""
         log_probs, labels = self.load()
+        if self.task.kind != Classification.kind:
+            scaled_scores, fitted = cross_validated(self.task, log_probs, labels)
+            of_all = task_scores(self.task, log_probs, labels)
+            return TestSetScores(scaled_scores | unchanged(of_all), of_all, fitted, len(labels))
         scaled = self.calibration(log_probs, labels, range(len(log_probs)))
-        raw = metrics.scores(average(log_probs), labels)
-        return TestSetScores(scaled.scores._asdict(), raw._asdict(), list(scaled.temperatures), len(labels))
+        raw, examples = metrics.scores(average(log_probs), labels), len(self.read()[1])
+        return TestSetScores(scaled.scores._asdict(), raw._asdict(), list(scaled.temperatures), examples)
 
 
 @dataclass(eq=False)
@@ -102,6 +128,10 @@ class RunPredictions:
     """Class activation maps (n, B, h, w) of some images, by kind of test set: clean, corrupted."""
     human: Tensor | None = None
     """Distribution of human labels of each clean example, (B, C); None if not given."""
+
+    @property
+    def task(self) -> Task:
+        return self.clean.task
 
     @property
     def severities(self) -> list[str]:
@@ -122,6 +152,8 @@ class RunPredictions:
     @cached_property
     def details(self) -> schema.CleanDetails:
         """What is computed on the clean test set only."""
+        if self.task.kind != Classification.kind:
+            return _other_details(self.task, *self.clean.load(), self.clean.scores)
         log_probs, y = self.clean.load()
         log_p, probs = average(log_probs), log_probs.double().exp()
         held_out, curve = self.clean.calibration, metrics.risk_coverage(log_p.exp(), y)
@@ -194,6 +226,34 @@ def _by_size(log_probs_nbc: Tensor, labels: Tensor, clean: SetPredictions) -> di
         subset_scores = [clean.calibration(log_probs_nbc, labels, subset).scores for subset in subsets]
         sizes[str(size)] = mean_scores(subset_scores)._asdict()
     return {**sizes, str(n): clean.scores.calibrated}
+
+
+def _other_details(task: Task, members: Tensor, y: Tensor, all_members: TestSetScores) -> schema.CleanDetails:
+    """Details of a multi-label or regression task: scores of members, by size, and the diversity of the members."""
+    single = [task_scores(task, member, y) for member in members.double().split(1)]
+    n, diversity = len(members), {}
+    if n > 1:
+        total, _, epistemic = task.uncertainty(members.double())
+        share = (epistemic.mean() / total.mean()).item()
+        diversity = {"epistemic_share": share} | (
+            {} if task.score == "rmse" else {"mutual_information": epistemic.mean().item()}
+        )
+    starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
+    sizes = {str(n): all_members.calibrated}
+    for size in range(1, n):
+        subsets = ([(start + i) % n for i in range(size)] for start in starts)
+        each = [cross_validated(task, members[subset], y, shuffles=1)[0] for subset in subsets]
+        sizes[str(size)] = {key: fmean(scores[key] for scores in each) for key in each[0]}
+    name = "rmse" if task.score == "rmse" else "label_accuracy"
+    return schema.CleanDetails(
+        temperature=fit_calibration(task, members, y),
+        member_accuracy=[],
+        reliability={},
+        risk_coverage={},
+        by_size={size: sizes[size] for size in sorted(sizes, key=int)},
+        diversity=diversity,
+        member_scores=[scores[name] for scores in single],
+    )
 
 
 def _curve(r: metrics.Reliability) -> schema.ReliabilityCurve:

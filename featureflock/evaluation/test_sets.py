@@ -20,6 +20,7 @@ from featureflock.data.examples import stratified_split
 from featureflock.data.sources.cache import cache_folder, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.evaluation.images import NOISE, are_images, ood_images, transformed
+from featureflock.tasks import Classification
 
 Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
 CalibrationChoice = Literal["auto", "cross-validation", "held-out"]
@@ -99,12 +100,22 @@ class EvaluationSet:
 
 def all_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: Log) -> list[EvaluationSet]:
     """Everything that the protocol asks for, the clean test set first."""
+    if not has_one_class(splits):
+        if protocol.ood or protocol.corrupted is not None:
+            raise ValueError("Corrupted and OOD test sets are for data with one class per image; leave the flags out.")
+        log("Corruptions and OOD detection are skipped: they are for data with one class per image.")
+        return [clean(splits, protocol)]
     return [
         clean(splits, protocol),
         *single_views(splits, protocol),
         *corrupted(splits, data, protocol, log),
         *ood_test_sets(splits, data, protocol),
     ]
+
+
+def has_one_class(splits: Splits) -> bool:
+    """Whether every example has exactly one class: not for segmentation, multi-label data and regression."""
+    return splits.task.kind == Classification.kind and splits.test.labels.ndim == 1
 
 
 def clean(splits: Splits, protocol: EvaluationProtocol = EvaluationProtocol()) -> EvaluationSet:

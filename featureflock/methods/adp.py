@@ -34,6 +34,7 @@ class ADP(Method):
     """Independent members, rewarded for differing in the wrong classes."""
 
     title = "ADP"
+    needs_classes = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": (0.1, 0.3, 1.0, 2.0, 4.0),
         "beta": (0.05, 0.15, 0.5, 1.5, 5.0),
@@ -48,8 +49,9 @@ class ADP(Method):
         check_numbers(self, "alpha", "beta")
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        self.check_task(ens.task, y)
         logits = ens(x)
-        cross_entropy = torch.stack([F.cross_entropy(each, y) for each in logits]).sum()
+        cross_entropy = ens.task.losses(logits, y).sum()
         diversity = self.alpha * mean_entropy(logits).mean() + self.beta * log_volume(logits, y).mean()
         return LossOutput(cross_entropy - diversity.to(cross_entropy.dtype), logits)
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.core.kernels import RBF, Kernel
@@ -34,6 +33,7 @@ from featureflock.core.transport import Subspace, TransportConfig
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
 from featureflock.ensemble.sharing import SharedMembers
+from featureflock.tasks import Classification, Task
 from featureflock.utils.registry import Registry
 
 Factory = Callable[[], nn.Module]
@@ -46,7 +46,7 @@ class LossOutput(NamedTuple):
     loss: Tensor
     """Scalar to back-propagate."""
     outputs: Tensor
-    """Logits of the members, (n, B, C), from which the training loop computes accuracy and cross-entropy."""
+    """Outputs of the members, (n, B, …), such as logits (n, B, C), from which the training loop computes its scores."""
 
 
 class Method:
@@ -56,6 +56,8 @@ class Method:
     """Name in tables."""
     default_members: ClassVar[int] = 10
     """Ensemble size if none is given."""
+    needs_classes: ClassVar[bool] = False
+    """Whether the method is defined for one class per example only: outputs (B, C)."""
     splits_over_batch: ClassVar[bool] = True
     """Whether the loss of a batch is the size-weighted mean of the losses of its parts, so that processes can compute
     one part each. The sums of a particle layer over the batch are taken over all parts."""
@@ -71,6 +73,7 @@ class Method:
         members: int | None = None,
         seed: int = 0,
         train_size: int | None = None,
+        task: Task = Classification(),
         execution: Execution = "sequential",
         share: Callable[[nn.Module, int], SharedMembers | None] | None = None,
         trunk: Factory | None = None,
@@ -81,7 +84,9 @@ class Method:
             make_extractor, make_head: return a new module, initialised with PyTorch's global random generator.
             members: ensemble size; None for `default_members`.
             seed: seed of the initial weights.
-            train_size: N, the number of training points; needed by weight-WGD and DICE.
+            train_size: N, the number of training points; needed by weight-WGD and DICE. For dense tasks, the number of
+                targets, such as pixels.
+            task: the likelihood, such as `tasks.Regression()`.
             execution: execution mode of the members, as in `Ensemble`.
             share: turns the extractor of member 0 and the number of members into members in one network, such as
                 `rank_one`; None, also as its result, for separate extractors.
@@ -90,6 +95,7 @@ class Method:
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
             raise ValueError(f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got {members} and {seed}.")
+        self.check_task(task)
         extractors, heads = list[nn.Module](), list[nn.Module]()
         shared: SharedMembers | None = None
         with torch.random.fork_rng():
@@ -108,8 +114,19 @@ class Method:
                 torch.manual_seed(2**33 + seed)
                 ens.trunk = trunk()
                 ens.train()  # keeps a frozen trunk in eval mode
+        if ens.task != task:
+            ens.set_task(task)
         ens.execution = execution
         return ens
+
+    def check_task(self, task: Task, y: Tensor | None = None) -> None:
+        """Raise ValueError if the method is not defined for this task, or for targets y of it."""
+        if self.needs_classes and (task.kind != Classification.kind or (y is not None and y.ndim > 1)):
+            what = task.name if task.kind != Classification.kind else f"targets of shape {tuple(y.shape)}"  # type: ignore[union-attr]
+            raise ValueError(
+                f"{self.title} is defined for one class per example only, not for {what}; use feature-WGD or Deep "
+                "Ensembles."
+            )
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         """Combine new extractors and heads into an ensemble for a data set of `train_size` points.
@@ -119,15 +136,17 @@ class Method:
         return Ensemble(extractors, heads)
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
-        """Loss and outputs for a batch of inputs x and labels y (B,).
+        """Loss and outputs for a batch of inputs x and targets y, such as labels (B,).
 
-        The default is −(1/nB) Σ_i Σ_b log p_i(y_b | x_b), the mean cross-entropy, with the update of a particle layer,
-        if there is one, as its gradient. The loss may be scaled and accumulated like any other (core/layer.py).
+        The default is −(1/nT) Σ_i Σ_t log p_i(y_t | x_t), the mean loss of the ensemble's task over T likelihood terms,
+        with the update of a particle layer, if there is one, as its gradient. The loss may be scaled and accumulated
+        like any other (core/layer.py).
         """
-        layer = ens.layer
-        with layer.loss_scale() if isinstance(layer, ParticleLayer) else nullcontext(lambda loss: loss) as scalable:
-            logits = ens(x)
-            return LossOutput(scalable(F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)))), logits)
+        layer, task = ens.layer, ens.task
+        particles = isinstance(layer, ParticleLayer)
+        with layer.loss_scale(task.count(y)) if particles else nullcontext(lambda loss: loss) as scalable:  # type: ignore[operator, union-attr]
+            outputs = ens(x)
+            return LossOutput(scalable(task.loss(outputs, y, mean_loss_variance(ens))), outputs)
 
     def extra_optimisers(self, ens: Ensemble) -> list[torch.optim.Optimizer]:
         """Optimisers for parameters that the training loop should not optimise itself.
@@ -147,7 +166,7 @@ class Method:
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         """Order of the examples in an epoch, from which consecutive batches are taken.
 
-        `shuffled` is a random permutation of 0 … N − 1, and `labels` (N,) is indexed by position.
+        `shuffled` is a random permutation of 0 … N − 1, and `labels` (N, …) is indexed by position.
         """
         return shuffled
 
@@ -200,6 +219,18 @@ class TransportSettings:
         )
 
 
+def mean_loss_variance(ens: Ensemble) -> Tensor | None:
+    """The learnt log-variance for a mean loss over members.
+
+    The mean loss has 1/n of the gradient of each member's loss. A particle layer corrects that for the networks. Here
+    it is corrected for variances that belong to single members, so that they learn as fast as in separate training.
+    """
+    log_variance = ens.log_variance
+    if log_variance is None or log_variance.ndim == 0:
+        return log_variance
+    return log_variance + (len(ens) - 1) * (log_variance - log_variance.detach())
+
+
 def check_numbers(method: Method, *names: str, above_zero: bool = False) -> None:
     """Raise ValueError unless these fields are finite and at least 0, or above 0."""
     for name in names:
@@ -210,11 +241,11 @@ def check_numbers(method: Method, *names: str, above_zero: bool = False) -> None
 
 
 def check_loss_output(output: object, method: Method, members: int, examples: int) -> LossOutput:
-    """Raise ValueError unless `output` is a LossOutput of a scalar and outputs (n, B, C)."""
+    """Raise ValueError unless `output` is a LossOutput of a scalar and outputs (n, B, …)."""
     got = type(output).__name__
     if isinstance(output, LossOutput):
-        if output.loss.ndim == 0 and output.outputs.shape[:-1] == (members, examples):
+        if output.loss.ndim == 0 and output.outputs.shape[:2] == (members, examples):
             return output
         got = f"shapes {tuple(output.loss.shape)} and {tuple(output.outputs.shape)}"
-    expected = f"LossOutput(loss, outputs), a scalar and logits ({members}, {examples}, classes)"
+    expected = f"LossOutput(loss, outputs), a scalar and outputs ({members}, {examples}, …)"
     raise ValueError(f"{type(method).__name__}.loss must return {expected}; got {got}.")

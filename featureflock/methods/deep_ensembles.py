@@ -1,6 +1,6 @@
 """Deep Ensembles (Lakshminarayanan et al., 2017): independent networks that differ only in their initial weights.
 
-    loss = Σ_i CE_i
+    loss = Σ_i loss_i          the mean loss of each member, such as its cross-entropy
 
 Nothing is shared and the losses are summed, so each member gets the gradient that it would get if it were trained
 alone. In sequential execution the trained weights are bit-identical to those of separate training runs. Dropout is the
@@ -9,8 +9,6 @@ exception: all members draw their masks from one random stream, so masks differ 
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.ensemble.ensemble import Ensemble
@@ -26,4 +24,4 @@ class DeepEnsembles(Method):
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
         outputs = ens(x)
-        return LossOutput(torch.stack([F.cross_entropy(logits, y) for logits in outputs]).sum(), outputs)
+        return LossOutput(ens.task.losses(outputs, y, ens.log_variance).sum(), outputs)

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -48,6 +47,7 @@ class DICE(Method):
     """Independent members with Gaussian features and a penalty on their conditional redundancy."""
 
     title = "DICE"
+    needs_classes = True
     splits_over_batch = False  # negatives are drawn from the whole batch
 
     search_space: ClassVar[SearchSpace] = {
@@ -97,6 +97,7 @@ class DICE(Method):
 
     def terms(self, ens: Ensemble, x: Tensor, y: Tensor) -> tuple[Terms, Tensor]:
         """Terms of the loss at the current weights δ_cr and β_ceb, and the logits (n, B, C)."""
+        self.check_task(ens.task, y)
         layer = _bottleneck(ens)
         delta, beta = self.weights_after(layer.epochs)
         gaussian = ens.features(x)
@@ -108,7 +109,7 @@ class DICE(Method):
         frozen = {name: p.detach() for name, p in layer.discriminators.named_parameters()}
         estimate = discriminate(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
         terms = Terms(
-            torch.stack([F.cross_entropy(each, y) for each in logits]).sum(),
+            ens.task.losses(logits, y).sum(),
             layer.divergence(gaussian, y).mean(1).sum() / beta,
             delta / max(1, len(ens) - 1) * estimate.information(self.tau).clamp_min(0).sum(),
             discriminate(layer.discriminators, z.detach(), y).discrimination().sum(),

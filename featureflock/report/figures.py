@@ -57,10 +57,10 @@ def sub_ensembles(rows: Rows) -> Figure | None:
         return None
     caption = (
         "Ensembles of some of the members: mean over up to 5 subsets of consecutive members, then over seeds; the band "
-        "is ± one standard deviation over seeds. After temperature scaling."
+        "is ± one standard deviation over seeds. After calibration."
     )
     panels = _size_panels([(row, _sub_ensembles(row)) for row in rows], "number of members")
-    return Figure("sub-ensembles", "Accuracy and NLL of smaller ensembles", caption, panels, legend(rows))
+    return Figure("sub-ensembles", f"{_size_title(rows)} of smaller ensembles", caption, panels, legend(rows))
 
 
 def trained_sizes(rows: Rows) -> Figure | None:
@@ -81,14 +81,17 @@ def trained_sizes(rows: Rows) -> Figure | None:
     caption = (
         "Each point is an ensemble trained with that number of members: mean over seeds, the band is ± one standard "
         "deviation. Members of Deep Ensembles are independent, so their smaller ensembles are subsets of the largest. "
-        "After temperature scaling."
+        "After calibration."
     )
     panels = _size_panels(lines, "number of members trained together")
-    return Figure("sizes", "Accuracy and NLL by ensemble size", caption, panels, legend(row for row, _ in lines))
+    title = f"{_size_title([row for row, _ in lines])} by ensemble size"
+    return Figure("sizes", title, caption, panels, legend(row for row, _ in lines))
 
 
-def reliability_diagram(rows: Rows) -> Figure:
-    """Accuracy by confidence, before and after temperature scaling."""
+def reliability_diagram(rows: Rows) -> Figure | None:
+    """Accuracy by confidence, before and after temperature scaling; None for tasks without classes."""
+    if not rows[0].runs[0].details.reliability:
+        return None
     caption = (
         "Examples in 15 bins by top probability: accuracy against mean confidence. Stems show the gap to the diagonal "
         "of perfect calibration. Filled markers: after scaling with a single temperature fitted on the whole test set. "
@@ -98,8 +101,10 @@ def reliability_diagram(rows: Rows) -> Figure:
     return Figure("reliability", "Reliability diagrams", caption, [_reliability_panel(row) for row in rows], [])
 
 
-def risk_coverage_curve(rows: Rows) -> Figure:
-    """Error rate among the most confident predictions."""
+def risk_coverage_curve(rows: Rows) -> Figure | None:
+    """Error rate among the most confident predictions; None for tasks without classes."""
+    if not rows[0].runs[0].details.risk_coverage:
+        return None
     series = []
     for row in rows:
         curves = [run.details.risk_coverage for run in row.runs]
@@ -125,7 +130,7 @@ def risk_coverage_curve(rows: Rows) -> Figure:
 
 def member_accuracies(rows: Rows) -> Figure | None:
     """Accuracy of each member and of the ensemble."""
-    if all(row.group.members == 1 for row in rows):
+    if all(row.group.members == 1 for row in rows) or not rows[0].runs[0].details.member_accuracy:
         return None
     runs = [run for row in rows for run in row.runs]
     limits = svg.padded([a for run in runs for a in (*run.details.member_accuracy, _accuracy(run))], floor=0, top=1)
@@ -141,9 +146,12 @@ def training_curves(rows: Rows) -> Figure | None:
     """Metrics by epoch."""
     wanted: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "Training cross-entropy, nats": lambda line: line.get("cross_entropy"),
+        "Training NLL of the members, nats": lambda line: line.get("member_nll"),
         "Training accuracy, %": lambda line: line.get("accuracy"),
+        "Training RMSE": lambda line: line.get("rmse"),
         "Validation NLL, nats": lambda line: (line.get("validation") or {}).get("nll"),
         "Validation accuracy, %": lambda line: (line.get("validation") or {}).get("accuracy"),
+        "Validation RMSE": lambda line: (line.get("validation") or {}).get("rmse"),
     }
     panels, with_single = [], sum(len(row.runs) for row in rows) <= 24  # more lines would hide the means
     for title, value in wanted.items():
@@ -205,7 +213,7 @@ def _axis(key: str) -> tuple[str, float, float]:
 
 def _size_panels(lines: Sequence[tuple[ReportRow, _BySize]], x_text: str) -> list[Panel]:
     panels = []
-    for key in _SCORES:
+    for key in _size_scores(lines[0][0]):
         title, factor, top = _axis(key)
         series, texts = [], []
         for row, by_size in lines:
@@ -214,8 +222,18 @@ def _size_panels(lines: Sequence[tuple[ReportRow, _BySize]], x_text: str) -> lis
             text = f", {factor * last:.4g} with {m:g}" if m != n else ""
             texts.append(f"{row.title} {factor * first:.4g} with {n:g}{text}")
         label = f"{title} by {x_text}: {'; '.join(texts)}."
-        panels.append(line_panel(title, "members", label, series, floor=0, top=top, factors=(1, factor)))
+        floor = -math.inf if key == "nll" and "rmse" in lines[0][0].runs[0].clean.raw else 0  # a density has no bound
+        panels.append(line_panel(title, "members", label, series, floor=floor, top=top, factors=(1, factor)))
     return panels
+
+
+def _size_scores(row: ReportRow) -> list[str]:
+    """The main score of the task, and the NLL."""
+    return [key for key in ("accuracy", "label_accuracy", "rmse", "nll") if key in row.runs[0].clean.raw]
+
+
+def _size_title(rows: Rows) -> str:
+    return " and ".join(METRICS[key].title.removesuffix(", %") for key in _size_scores(rows[0]))
 
 
 def _series(row: ReportRow, points: dict[Any, SeedMean]) -> Series:

@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from featureflock.evaluation.metrics.registry import Metric
+from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.results import EvaluationResults, GroupResult
 from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
-from featureflock.report.tables import MAIN, TableCell, comparison, in_words, metrics_in, shared_seeds, significance
+from featureflock.report.tables import (
+    MAIN,
+    TableCell,
+    comparison,
+    in_words,
+    metrics_in,
+    plural,
+    shared_seeds,
+    significance,
+)
 
-_TILES = ("accuracy", "nll", "corrupted_accuracy", "corrupted_nll")
+_TILES = (
+    *("mean_average_precision", "exact_match", "rmse", "crps", "mean_iou"),
+    *("accuracy", "nll", "corrupted_accuracy", "corrupted_nll"),
+)
 
 
 class Finding(NamedTuple):
@@ -37,7 +49,7 @@ def findings(results: EvaluationResults) -> list[Finding]:
     groups, metrics = results.groups, metrics_in(results, *MAIN)
     compared = [g for g in groups if g.differences]
     paired = [g for g in compared if shared_seeds(g) >= SEEDS_FOR_SIGNIFICANCE]
-    sentences = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0]))]
+    sentences = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0], results.task))]
     sentences += _versus_baseline(paired, metrics)
     if all(len(g.seeds) == 1 for g in groups):
         sentences.append(Finding("One seed:", "another seed may give other values."))
@@ -108,7 +120,17 @@ def _outcome(group: GroupResult, metrics: Sequence[Metric]) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _only(group: GroupResult) -> str:
+_HEADLINES = {"regression": "rmse", "multi-label": "label_accuracy"}
+
+
+def _only(group: GroupResult, task: str) -> str:
+    if task in _HEADLINES:
+        metric = find_metric(_HEADLINES[task])
+        title, member = metric.title.removesuffix(", %"), group.metrics[f"member_{metric.key}"].mean
+        unit = "\u202f%" * metric.percent
+        value = f"{title} {metric.text(group.metrics[metric.key].mean)}{unit}"
+        alone = f"; its members have {metric.text(member)}{unit} on average" if group.members > 1 else ""
+        return f"{group.title} with {plural(group.members, 'member')}: {value} on the test set{alone}."
     accuracy, member = group.metrics["accuracy"].mean, group.metrics["member_accuracy"].mean
     if group.members == 1:
         return f"{group.title}, a single network, classifies {100 * accuracy:.2f} % of the test examples correctly."

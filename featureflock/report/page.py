@@ -35,7 +35,9 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
     rows = report_rows(results)
     ensembles = any(row.group.members > 1 for row in rows)
     before = metrics_in(results, "uncalibrated")
-    uncalibrated = metric_table(results, "uncalibrated", "Before calibration (raw), temperature and AURC", before)
+    other = results.task != "classification"
+    title = "Before calibration (raw)" if other else "Before calibration (raw), temperature and AURC"
+    uncalibrated = metric_table(results, "uncalibrated", title, before)
     members = metric_table(results, "members", "Members and their diversity", metrics_in(results, "members"))
     severity = metric_table(results, "severities", "Means by severity", metrics_in(results, "severity"))
     ood = metric_table(results, "ood-summary", "OOD metrics", metrics_in(results, "ood"))
@@ -73,6 +75,7 @@ def render_page(results: EvaluationResults, sections: list[Section]) -> str:
         test_sets=_test_sets(results),
         notes=results.notes,
         glossary=_glossary(results),
+        protocol=_protocol(results),
         symbol=lambda style: symbol(style, line=False),
         colour=lambda style: f"c{style % COLOURS}",
         significance_symbols=tables.SYMBOLS,
@@ -85,8 +88,40 @@ def render_page(results: EvaluationResults, sections: list[Section]) -> str:
 def _counts(results: EvaluationResults) -> list[str]:
     kinds = [test_set.kind for test_set in results.test_sets]
     counts = {"run": len(results.runs), "method": len(results.groups), "test example": results.examples}
-    counts |= {"class": results.classes, "corrupted test set": kinds.count("corrupted"), "OOD set": kinds.count("ood")}
+    counts |= {
+        "label" if results.task == "multi-label" else "class": results.classes,
+        "corrupted test set": kinds.count("corrupted"),
+        "OOD set": kinds.count("ood"),
+    }
     return [plural(count, one) for one, count in counts.items() if count]
+
+
+def _protocol(results: EvaluationResults) -> _Facts:
+    """How predictions are made and calibrated, for the task."""
+    how = "The averaged prediction is scaled with one temperature"
+    prediction, fitted = "The mean of the members’ probabilities.", "the temperature"
+    if results.task == "regression":
+        prediction, fitted = "The mixture of the members’ Gaussian distributions.", "the factor"
+        how = "The variance of the prediction is multiplied by one factor"
+    if results.dense:
+        prediction += " Metrics of classification are over all labelled pixels."
+    calibrated = (
+        f"{how} by test-time cross-validation: {fitted} is fitted on one half of the test set and used on the other "
+        "half, and vice versa. Metrics are means over 5 random splits. All metrics are calibrated unless they are "
+        "labelled raw. If half of a clean test set is predicted without error, one temperature fitted on validation "
+        "examples is used for all test sets instead, as the notes say."
+    )
+    facts = [("Prediction", prediction), ("Calibrated", calibrated)]
+    if results.task == "classification":
+        small = (
+            "Calibrated ECE is computed on halves of the test set. ECE is biased upwards when there are few examples, "
+            "so it can exceed the raw ECE on a small test set."
+        )
+        facts.append(("ECE of small test sets", small))
+    if any(test_set.kind == "corrupted" for test_set in results.test_sets):
+        text = "Means over all corrupted test sets (corruptions × severities), each calibrated separately."
+        facts.append(("Corrupted metrics", text))
+    return facts
 
 
 def _glossary(results: EvaluationResults) -> _Facts:
@@ -100,7 +135,7 @@ def _glossary(results: EvaluationResults) -> _Facts:
 def _test_sets(results: EvaluationResults) -> _Facts:
     """Each test set with the examples used; the corrupted ones together."""
     used, every = results.examples, results.test_examples
-    sizes = f"all {used:,} examples" if used == every else f"{used:,} of {every:,} examples, balanced over the classes"
+    sizes = f"all {used:,} examples" if used == every else f"{used:,} of {every:,} examples"
     entries = [("clean", sizes)]
     if corrupted := [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]:
         names = [test_set.name.rpartition("-") for test_set in corrupted]

@@ -91,7 +91,8 @@ def comparison(results: EvaluationResults) -> Table:
         [TableCell(g.title, style=k), _count(g.members), _count(len(g.seeds)), *mean_cells(g.metrics, metrics)]
         for k, g in enumerate(groups)
     ]
-    title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets"
+    corrupted = any(metric.group == "corrupted" for metric in metrics)
+    title = "All methods" if len(groups) > 1 else "Clean and corrupted test sets" if corrupted else "Clean test set"
     note = _seeds_note(groups)
     if any(g.deep_ensemble_equivalent is not None for g in groups):
         meaning = "number of members with which Deep Ensembles reach the same calibrated NLL"

@@ -15,7 +15,6 @@ from featureflock.report.tables import (
     mean_cells,
     metric_header,
 )
-from featureflock.studies.study import CLEAN
 from featureflock.studies.tuning import Candidate, Tuning
 
 
@@ -59,8 +58,10 @@ def best_settings(tunings: Sequence[Tuning], baseline: str) -> Table:
 
 
 def _metrics(tunings: Sequence[Tuning]) -> list[Metric]:
-    keys = [*(tuning.metric.key for tuning in tunings), *CLEAN, "member_accuracy", "disagreement"]
-    found = {key for tuning in tunings for result in tuning.candidates[0].results.values() for key in result.summary}
+    found = [key for tuning in tunings for result in tuning.candidates[0].results.values() for key in result.summary]
+    clean = [key for key in found if find_metric(key).group == "clean"]
+    members = ["member_accuracy", "disagreement", "epistemic_share"]
+    keys = [*(tuning.metric.key for tuning in tunings), *clean, *members]
     return [find_metric(key) for key in dict.fromkeys(keys) if key in found]
 
 

@@ -288,7 +288,7 @@ def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
         "members": entry.members,
         "recipe": entry.recipe,
         "numbers": entry.summary,
-        "train_accuracy": result["train"]["accuracy"] / 100,
+        "train_accuracy": result["train"].get("accuracy", 0.0) / 100,
         "seconds": result["seconds"],
         "commits": sorted({start.get("commit") or "unknown" for start in entry.environment}),
         "machine": entry.environment[-1].get("machine"),

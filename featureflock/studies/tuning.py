@@ -34,6 +34,7 @@ from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.studies.runner import StudyRun, folder_name, in_processes, with_new_data
 from featureflock.studies.search_space import Space, canonical, default_space, draw_candidates, rounds, with_values
 from featureflock.studies.study import Row
+from featureflock.tasks import Classification
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
 from featureflock.training.build import build
 from featureflock.training.run_folder import RunFolder, RunLockedError
@@ -141,7 +142,9 @@ def tune(
         progress: called with the number of finished runs, of all runs, and the last one; used with several workers.
         log: called with one-line messages.
     """
-    metric = ranking_metric(by)
+    metric = ranking_metric(by, recipe.data.task.kind)
+    if accuracy_tolerance is not None and recipe.data.task.kind != Classification.kind:
+        raise ValueError("accuracy_tolerance is for classification only; leave it out.")
     chosen = {canonical(field): tuple(values) for field, values in (space or default_space(recipe)).items()}
     data = HeldOut(recipe.data, _held_out_count(recipe) if held_out is None else held_out, recipe.split_seed)
     grid = draw_candidates(recipe, chosen, math.inf)
@@ -168,15 +171,17 @@ def tune(
     return Tuning([*candidates, *eliminated], ranked_by, chosen, notes)
 
 
-def ranking_metric(key: str) -> Metric:
-    """The metric with this key, if it can rank candidates."""
+def ranking_metric(key: str, task: str = Classification.kind) -> Metric:
+    """The metric with this key, if it can rank candidates of this kind of task."""
     metric = find_metric(key)
+    if task not in metric.tasks:
+        raise ValueError(f"{key} does not apply to {task}; choose another metric, such as nll.")
     if "{}" in metric.key:
         raise ValueError(f"{key} is a family of metrics; give a name in place of {{}}, as in auroc_noise.")
     if metric.group == "ood":
         raise ValueError(f"Candidates are not evaluated on OOD sets, so they cannot be ranked by {key}.")
     if not metric.better:
-        directed = [known for known, entry in METRICS.items() if entry.better and entry.parts is None]
+        directed = [k for k, entry in METRICS.items() if entry.better and entry.parts is None and task in entry.tasks]
         raise ValueError(f"{key} cannot rank candidates; choose one of {', '.join(directed)}.")
     return metric
 

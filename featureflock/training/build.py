@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from featureflock.data import Examples, InputFormat, Splits, Stream, permutation
 from featureflock.ensemble.ensemble import Ensemble, eval_mode
 from featureflock.ensemble.saving import load
+from featureflock.tasks import Task
 from featureflock.training.recipe import Recipe, UnregisteredComponentError
 from featureflock.training.run_folder import RunFolder
 
@@ -17,7 +18,7 @@ def build(recipe: Recipe, splits: Splits) -> Ensemble:
     if recipe.model.fit_examples:  # the inputs that models are fitted to are a function of the data only
         positions = permutation(len(examples), Stream.DATA_DEPENDENT_INIT)[: recipe.model.fit_examples].sort().values
         sample = next(iter(examples.batches([positions], torch.device("cpu")))).x
-    return _build(recipe, examples.shape, splits.classes, len(examples), sample)
+    return _build(recipe, examples.shape, splits.classes, examples.labels.numel(), sample, splits.task)
 
 
 def rebuild(run: RunFolder) -> Ensemble:
@@ -30,7 +31,8 @@ def rebuild(run: RunFolder) -> Ensemble:
     except UnregisteredComponentError:
         return load(run.ensemble)
     inputs = InputFormat.from_json(run.read("inputs.json"))
-    ens = _build(recipe, inputs.shape, inputs.classes, run.read("result.json")["train"]["examples"], None)
+    examples = run.read("result.json")["train"]["examples"]
+    ens = _build(recipe, inputs.shape, inputs.classes, examples, None, inputs.fitted(recipe.data.task))
     return load(run.ensemble, into=ens)
 
 
@@ -51,7 +53,9 @@ def forward_flops(network: nn.Module, x: Tensor) -> int:
     return int(counter.get_total_flops())
 
 
-def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int, sample: Tensor | None) -> Ensemble:
+def _build(
+    recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int, sample: Tensor | None, task: Task
+) -> Ensemble:
     extractors: list[nn.Module] = []
 
     def make_extractor() -> nn.Module:
@@ -61,7 +65,7 @@ def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int
         return extractors[-1]
 
     def make_head() -> nn.Module:
-        return recipe.model.head(extractors[-1], classes)
+        return recipe.model.head(extractors[-1], task.outputs(classes))
 
     return recipe.method.build(
         make_extractor,
@@ -69,6 +73,7 @@ def _build(recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int
         members=recipe.members,
         seed=recipe.seed,
         train_size=train_size,
+        task=task,
         share=recipe.model.share,
         trunk=recipe.model.trunk(shape),
     )

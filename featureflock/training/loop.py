@@ -4,7 +4,7 @@ Random numbers are a function of the seed and their purpose: the order of epoch 
 image of (seed, e, index), dropout in step t of (seed, t). So weights, running statistics and optimiser state determine
 the rest of a run.
 
-Shapes: n members, B examples, C classes.
+Shapes: n members, B examples.
 """
 
 import math
@@ -17,7 +17,6 @@ from signal import Signals
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from featureflock.core.transport import NonFiniteError
@@ -31,7 +30,7 @@ from featureflock.training import checkpoint as checkpoints
 from featureflock.training.build import build, training_flops
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
 from featureflock.training.recipe import Recipe, recipe_differences
-from featureflock.training.reporters import Reporter, RunPlan
+from featureflock.training.reporters import Reporter, RunPlan, loss_name
 from featureflock.training.run_folder import RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
 from featureflock.training.state import TrainingState, initial_state, non_finite_members
@@ -80,6 +79,7 @@ def _train(
         return result
     splits = mesh.rank_zero_first(recipe.splits)
     examples = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
+    recipe.method.check_task(splits.task, splits.train.labels)
     _check_batches(recipe, examples, mesh)
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
@@ -108,7 +108,8 @@ def _train(
         faster = faster_processes(compute, resolved, len(ens)) if isinstance(splits.train, TensorExamples) else 1
         try:
             steps, device = math.ceil(examples / recipe.batch), torch.device(resolved.device)
-            reporter.start(RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster))
+            plan = RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster, ens.task.score)
+            reporter.start(plan)
             with deferred_signals() as signals, torch.random.fork_rng([device] if device.type == "cuda" else []):
                 loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh)
                 while state.epoch < recipe.epochs:
@@ -196,7 +197,8 @@ class _Loop:
     def finish_epoch(self) -> None:
         """Evaluate, write the line of the epoch, and advance. A run that is killed in here repeats it when resumed."""
         state, splits = self.state, self.splits
-        loss, cross_entropy, correct, count = state.totals.tolist()
+        loss, member_loss, score, count = state.totals.tolist()
+        task = state.ens.task
         if not count:
             raise OSError("None of the training examples of this epoch could be read.")
         line = {
@@ -204,8 +206,8 @@ class _Loop:
             "step": state.step,
             "learning_rate": self.recipe.learning_rate_at(state.epoch + 1 - 0.5 / state.batch),
             "loss": loss / count,
-            "cross_entropy": cross_entropy / count,
-            "accuracy": 100 * correct / count,
+            loss_name(task): member_loss / count,
+            task.score: task.score_from(score / count),
             "seconds": state.seconds,
             "images_per_second": count / state.seconds,
             "unreadable": sum(self.mesh.data.all_gather_int(len(state.unreadable))),
@@ -268,18 +270,19 @@ class _Loop:
             optimiser.step()
         self._add_to_totals(loss.detach(), outputs.detach(), batch.y)
 
-    def _add_to_totals(self, loss: Tensor, logits_nbc: Tensor, y_b: Tensor) -> None:
+    def _add_to_totals(self, loss: Tensor, outputs: Tensor, y: Tensor) -> None:
         """Add a batch to the totals of the epoch, and record members whose loss is not finite.
 
         Nothing is read from a GPU here, because that would block. Reading happens when a checkpoint is written.
         """
-        state, size = self.state, len(y_b)
-        log_p_nbc = logits_nbc.float().log_softmax(-1)
-        ce_n = F.nll_loss(log_p_nbc.flatten(0, 1), y_b.repeat(len(log_p_nbc)), reduction="none").view(-1, size).mean(1)
-        correct = (log_p_nbc.logsumexp(0).argmax(-1) == y_b).sum()
-        sums = torch.stack([loss.float() * size, ce_n.mean() * size, correct.float(), torch.full_like(loss, size)])
-        bad = ~torch.isfinite(torch.cat([ce_n, loss.float().view(1)]))
-        sums = self.mesh.data.sum(torch.cat([sums.to(state.totals), bad.to(state.totals)]))
+        state, size, task = self.state, len(y), self.state.ens.task
+        noise = None if state.ens.log_variance is None else state.ens.log_variance.detach()
+        loss_n = task.losses(outputs.float(), y, noise)
+        terms = task.score_terms(task.member_predictions(outputs.float(), noise), y)
+        score = terms.sum() / task.count(y)
+        sums = torch.stack([loss.float(), loss_n.mean(), score.float(), torch.ones_like(loss, dtype=torch.float32)])
+        bad = ~torch.isfinite(torch.cat([loss_n, loss.float().view(1)]))
+        sums = self.mesh.data.sum(torch.cat([(sums * size).to(state.totals), bad.to(state.totals)]))
         state.totals += sums[:4]
         state.first_non_finite.masked_fill_((sums[4:] > 0) & (state.first_non_finite < 0), state.step)
         if self.resolved.device == "cpu":
@@ -324,14 +327,14 @@ class _Loop:
             raise TrainingInterrupted(text, Signals(signal_))
 
     def _current_averages(self) -> tuple[float, float]:
-        """Mean cross-entropy of the members and accuracy of this epoch; on a GPU as of the last checkpoint."""
+        """Mean loss of the members and score of this epoch; on a GPU as of the last checkpoint."""
         if self.resolved.device == "cpu" or not any(self._averages):
             self._read_averages()
         return self._averages
 
     def _read_averages(self) -> None:
-        _, cross_entropy, correct, count = self.state.totals.tolist()
-        self._averages = cross_entropy / max(count, 1), 100 * correct / max(count, 1)
+        _, loss, score, count = self.state.totals.tolist()
+        self._averages = loss / max(count, 1), self.state.ens.task.score_from(score / max(count, 1))
 
     def _report_unreadable(self, batch: Batch) -> None:
         for name in batch.unreadable:

@@ -8,7 +8,7 @@ Two runs of one recipe on one machine give bit-identical weights. Speed is the s
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal, cast, get_args
 
@@ -117,7 +117,8 @@ class Recipe:
         splits = self.data.load()
         if not isinstance(splits, Splits):
             raise ValueError(f"{type(self.data).__name__}.load must return Splits; got {type(splits).__name__}.")
-        return splits.split(validation=self.validation, subset=self.subset, seed=self.split_seed)
+        splits = splits.split(validation=self.validation, subset=self.subset, seed=self.split_seed)
+        return replace(splits, task=splits.task.fitted(splits.train.labels))
 
     def learning_rate_at(self, epoch: float) -> float:
         """Learning rate after a number of epochs, which may be fractional."""

@@ -8,9 +8,27 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from featureflock.core.priors import Cauchy, Normal, Uniform
-from featureflock.data import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFolder
+from featureflock.data import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    Diabetes,
+    Diamonds,
+    Digits,
+    DigitScenes,
+    FashionMNIST,
+    ImageFolder,
+)
 from featureflock.methods import FeatureWGD
-from featureflock.models import CifarResNetConfig, CNNConfig, FastCNNConfig, MLPConfig, ResNetConfig, WideResNetConfig
+from featureflock.models import (
+    CifarResNetConfig,
+    CNNConfig,
+    DenseCNNConfig,
+    FastCNNConfig,
+    MLPConfig,
+    ResNetConfig,
+    WideResNetConfig,
+)
 from featureflock.training.recipe import Recipe
 
 
@@ -44,12 +62,30 @@ _TWO_VIEWS = replace(
 _FAST = Recipe(CIFAR10(padding=2), FastCNNConfig(), members=5, epochs=8, schedule="one-cycle", weight_decay=8e-4)
 _LAPTOP = replace(_FAST, data=CIFAR10(padding=0, flip=False), model=FastCNNConfig((8, 32, 64)), subset=5_000)
 
+_SCENES = Recipe(model=CNNConfig(), members=5, epochs=10, batch=64, schedule="one-cycle", learning_rate=0.1)
+_DIABETES = Recipe(
+    Diabetes(), MLPConfig((32, 16)), members=5, epochs=60, batch=32, schedule="one-cycle", learning_rate=0.003
+)
+_DIAMONDS = replace(_DIABETES, data=Diamonds(), model=MLPConfig((64, 32)), epochs=10, batch=256, learning_rate=0.03)
+
 RECIPES = {
     "digits": NamedRecipe("Built-in 8×8 digits, MLP: takes seconds, nothing to download.", _MLP),
     "digits-cnn": NamedRecipe("Built-in 8×8 digits, small CNN.", replace(_CNN, data=Digits(), batch=64)),
     "two-view-digits": NamedRecipe(
         "Pairs of digits side by side, each of which determines the class; MLP, repulsion 5.", _TWO_VIEWS
     ),
+    "digit-scenes": NamedRecipe(
+        "Built-in scenes of one to four digits: the class of each pixel; fully convolutional network.",
+        replace(_SCENES, data=DigitScenes("pixels"), model=DenseCNNConfig()),
+    ),
+    "digit-sets": NamedRecipe(
+        "Built-in scenes of one to four digits: which digits are present; small CNN.",
+        replace(_SCENES, data=DigitScenes("labels"), epochs=30),
+    ),
+    "diabetes": NamedRecipe(
+        "Built-in regression of disease progression on 442 patients, MLP: takes seconds.", _DIABETES
+    ),
+    "diamonds": NamedRecipe("Regression of the log price of 53,940 diamonds, MLP: takes minutes.", _DIAMONDS),
     "mnist-cnn": NamedRecipe("MNIST, small CNN.", replace(_CNN, data=MNIST())),
     "fashion-mnist-cnn": NamedRecipe("Fashion-MNIST, small CNN.", replace(_CNN, data=FashionMNIST())),
     "cifar10-small": NamedRecipe(

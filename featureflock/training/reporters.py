@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from featureflock.tasks import Task
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -29,10 +31,12 @@ class RunPlan(NamedTuple):
     first_epoch: int
     faster_processes: int = 1
     """Number of processes that would train faster than this one, or 1."""
+    score: str = "accuracy"
+    """Name of the score of the task."""
 
 
 Averages = Callable[[], tuple[float, float]]
-"""Returns the mean cross-entropy of the members and the accuracy (%) of this epoch so far."""
+"""Returns the mean loss of the members and the score of the task, such as the accuracy in %, of this epoch so far."""
 
 
 class Reporter:
@@ -111,7 +115,8 @@ class ProgressBarReporter(LineReporter):
         self.bar.stop()
 
     def _status(self, step: int, now: float, averages: Averages) -> str:
-        text = "loss {:.3f} accuracy {:.1f} %".format(*averages())
+        loss, score = averages()
+        text = f"loss {loss:.3f} {score_text(self.plan.score, score, 1)}"
         if self._first_step is None:  # the rate excludes the first step, which may compile
             self._first_step = step, now
             return text
@@ -169,17 +174,30 @@ def has_tensorboard() -> bool:
     return importlib.util.find_spec("tensorboard") is not None
 
 
+def loss_name(task: Task) -> str:
+    """Name of the members' mean loss in metrics.jsonl."""
+    return "cross_entropy" if task.score == "accuracy" else "member_nll"
+
+
+def score_text(name: str, value: float, digits: int = 2) -> str:
+    """A score with its name: accuracy 97.51 %, or RMSE 54.3."""
+    return f"accuracy {value:.{digits}f} %" if name == "accuracy" else f"{name.upper()} {value:.4g}"
+
+
 def format_epoch(line: dict[str, Any], epochs: int) -> str:
     """Summary of an epoch in one line."""
+    score = "accuracy" if "accuracy" in line else "rmse"
     parts = [
         f"epoch {line['epoch']}/{epochs}",
         f"learning rate {line['learning_rate']:g}",
-        f"loss {line['cross_entropy']:.4f}",
-        f"accuracy {line['accuracy']:.2f} %",
+        f"loss {line.get('cross_entropy', line.get('member_nll')):.4f}",
+        score_text(score, line[score]),
     ]
-    evaluated = {part: line[part] for part in ("validation", "test") if part in line}
-    parts += [f"{part} {scores['accuracy']:.2f} % (NLL {scores['nll']:.4f})" for part, scores in evaluated.items()]
-    return ", ".join([*parts, f"{line['images_per_second']:,.0f} images/s"])
+    for part in ("validation", "test"):
+        if part in line:
+            text = score_text(score, line[part][score]).removeprefix("accuracy ")
+            parts.append(f"{part} {text} (NLL {line[part]['nll']:.4f})")
+    return ", ".join([*parts, f"{line['images_per_second']:,.0f} {'images' if score == 'accuracy' else 'examples'}/s"])
 
 
 def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -94,7 +94,8 @@ class RunFolder:
     def finish(self, members: int, parameters: int, examples: int, test: dict[str, Any]) -> dict[str, Any]:
         """Write and return result.json, with the number of training examples and the metrics on the test set."""
         lines = self.read_metrics()
-        last = {k: lines[-1][k] for k in ("epoch", "step", "loss", "cross_entropy", "accuracy")} if lines else {}
+        names = ("epoch", "step", "loss", "cross_entropy", "member_nll", "accuracy", "rmse")
+        last = {name: lines[-1][name] for name in names if name in lines[-1]} if lines else {}
         result: dict[str, Any] = {
             "members": members,
             "parameters": parameters,

@@ -21,7 +21,7 @@ class TrainingState:
     optimisers: list[torch.optim.Optimizer]
     """The recipe's optimiser, which follows its schedule, then the method's extra ones."""
     totals: Tensor
-    """Sums over this epoch: loss, mean cross-entropy of the members, correct predictions, examples."""
+    """Sums over this epoch: loss, mean loss of the members, score (such as correct predictions), examples."""
     first_non_finite: Tensor
     """(n + 1,): the step at which the loss of each member, and last the total loss, was first not finite; or −1."""
     epoch: int = 0
@@ -90,8 +90,11 @@ def initial_state(recipe: Recipe, ens: Ensemble) -> TrainingState:
 
     def sgd(parameters: list[nn.Parameter]) -> torch.optim.SGD:
         decay, fused = recipe.weight_decay, device.type in ("cpu", "cuda")
+        noise = [p for p in parameters if p is ens.log_variance]  # weight decay would pull the variance towards 1
+        groups: list[dict[str, Any]] = [{"params": [p for p in parameters if p is not ens.log_variance]}]
+        groups += [{"params": noise, "weight_decay": 0.0}] if noise else []
         return torch.optim.SGD(
-            parameters, recipe.learning_rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused
+            groups, recipe.learning_rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused
         )
 
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64

@@ -61,6 +61,15 @@ def test_evaluation():
     assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
 
 
+def test_tasks():
+    x, y = torch.randn(16, 10), torch.randn(16)
+    names = run_blocks("docs/tasks.md", {"loader": [(x, y)] * 3, "x_validation": x, "y_validation": y}, 6)
+    assert names["scale"] > 0
+    assert torch.allclose(names["total"], names["aleatoric"] + names["epistemic"])
+    assert names["variance"].shape == (16, 1)
+    assert not torch.allclose(names["probs"].sum(-1), torch.ones(16))
+
+
 def test_scaling():
     names = run_blocks("docs/scaling.md", loop_names())
     x = names["loader"][0][0]

@@ -33,6 +33,7 @@ from featureflock.methods import (
     WeightWGD,
 )
 from featureflock.models import CustomModelConfig
+from featureflock.tasks import Classification, Regression, Task
 from featureflock.training import ComputeConfig, Recipe, train
 from featureflock.training.checkpoint import read_newest
 
@@ -78,17 +79,21 @@ class Case:
     members: int = 5
     execution: Execution = "sequential"
     steps: int = 8
+    task: Task = Classification()
     share: Callable[[nn.Module, int], Any] | None = None
     trunk: Callable[[], nn.Module] | None = None
 
     def build(self) -> ff.Ensemble:
         arguments = {"members": self.members, "seed": 1, "train_size": 40, "execution": self.execution}
-        return self.method.build(self.extractor, self.head, share=self.share, trunk=self.trunk, **arguments)
+        arguments |= {"task": self.task, "share": self.share, "trunk": self.trunk}
+        return self.method.build(self.extractor, self.head, **arguments)
 
     def train(self, mesh: Mesh) -> dict[str, Tensor]:
         """Train on a mesh, and return the weights and buffers of all members on rank 0."""
         generator = torch.Generator().manual_seed(3)
         x, y = torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)
+        if self.task.kind == "regression":
+            y = torch.randn(40, 3, generator=generator)
         method = self.method
         ens = self.build().shard(mesh).train()
         optimisers = method.optimisers(ens, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
@@ -123,6 +128,8 @@ CASES = {
     "rank one, BatchNorm": Case(FunctionWGD(), ((2, 1),), normalised, share=ff.rank_one, steps=5),
     "rank one, low memory": Case(FeatureWGD(), ((2, 2),), share=ff.rank_one, execution="low_memory", steps=5),
     "LoRA": Case(FeatureWGD(rank=1), ((2, 2),), share=lora, steps=5),  # members that start equal have one direction
+    "regression, shared variance": Case(FeatureWGD(), SHAPES, steps=5, task=Regression()),
+    "regression, variance of each member": Case(DeepEnsembles(), SHAPES, steps=5, task=Regression()),
 }
 STATISTICS = {
     "inputs": (Case(DeepEnsembles(), SHAPES, normalised_first, steps=5), "extractors.4.0"),

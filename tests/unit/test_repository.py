@@ -80,7 +80,7 @@ def test_tests_named_in_the_equations_exist():
 
 def test_functions_named_in_the_equations_exist():
     text = (ROOT / "docs" / "equations.md").read_text()
-    named = re.findall(r"`((?:core|methods|evaluation)\.[\w.]+)", text)
+    named = re.findall(r"`((?:core|methods|tasks|evaluation)\.[\w.]+)", text)
     assert len(named) > 15
     for name in named:
         parts = name.split(".")

@@ -10,26 +10,37 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from featureflock.data.examples import Examples, View, stratified_split
 from featureflock.data.rng import Stream
+from featureflock.tasks import Classification, Task
 from featureflock.utils.registry import Registry
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training, test and optional validation examples."""
+    """Training, test and optional validation examples, and the task."""
 
     train: Examples
     test: Examples
     classes: int
+    """Number of classes; of labels for multi-label data; of numbers in a target for regression."""
     validation: Examples | None = None
     """Held-out examples. A data set that provides them makes them of material that is not in the training set."""
     class_names: tuple[str, ...] = ()
     """One name for each class, or none at all."""
     views: tuple[View, ...] = ()
     """Parts of the inputs each of which suffices to predict the class, if there are any."""
+    task: Task = Classification()
+    """The likelihood of the targets."""
+    feature_names: tuple[str, ...] = ()
+    """One name for each column of tabular inputs, or none at all."""
 
     def __post_init__(self) -> None:
+        if self.task.kind != Classification.kind:
+            check_targets(self.task, self.classes, *filter(None, (self.train, self.test, self.validation)))
+            return
         for part in filter(None, (self.train, self.test, self.validation)):
             if (label := int(part.labels.max())) >= self.classes:
                 raise ValueError(f"The labels of {self.classes} classes are 0 to {self.classes - 1}; got {label}.")
@@ -39,8 +50,8 @@ class Splits:
     def split(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """Hold `validation` examples out of the training set, and train on `subset` of the rest.
 
-        Both are balanced over classes and chosen at random by the seed. If the data set provides validation examples,
-        `validation` of these are used, and the training set stays whole.
+        Both are chosen at random by the seed, and balanced over classes where there is one class per example. If the
+        data set provides validation examples, `validation` of these are used, and the training set stays whole.
         """
         train, held_out = self.train, None
         own = self.validation
@@ -69,12 +80,25 @@ class DataSet(ABC):
     """Number of training examples, for cost estimates before loading; None for small or unknown data."""
     input_shape: ClassVar[tuple[int, ...] | None] = None
     """Shape of one input, for cost estimates."""
+    task: ClassVar[Task] = Classification()
+    """The likelihood of the targets. A data set that wraps another, or that is told its task, overrides it."""
     made_from: ClassVar[tuple[str, ...]] = ()
     """Published data sets that its images are composed of; they are not out-of-distribution by default."""
 
     @abstractmethod
     def load(self) -> Splits:
         """Return the training and test examples."""
+
+
+def check_targets(task: Task, size: int, *parts: Examples) -> None:
+    """Raise ValueError unless targets belong to a task of labels or numbers."""
+    for part in parts:
+        y = part.labels
+        columns = 1 if y.ndim == 1 else y.shape[1]
+        if columns != size:
+            raise ValueError(f"{task.name} has {size} labels or numbers per target; got targets {tuple(y.shape)}.")
+        if y.is_floating_point() and not torch.isfinite(y).all():
+            raise ValueError("Some targets are NaN or infinite; remove these examples before training.")
 
 
 DATA_SETS: Registry[type[DataSet]] = Registry("data set")

@@ -10,11 +10,12 @@ from torch.utils.data import IterableDataset
 from featureflock.data.examples import Examples, Normalisation, TensorExamples
 from featureflock.data.sets.base import DataSet, Splits
 from featureflock.data.streaming import from_dataset
+from featureflock.tasks import Classification, Task
 
 
 @dataclass(frozen=True, eq=False)
 class CustomData(DataSet):
-    """Custom data, each part as a pair (inputs, labels) of tensors or arrays, a torch Dataset of pairs, or `Examples`.
+    """Custom data, each part as a pair (inputs, targets) of tensors or arrays, a torch Dataset of pairs, or `Examples`.
 
     Floating-point inputs become float32. Images (N, C, H, W) in uint8 are normalised by the mean and standard deviation
     of the training images; bytes of a Dataset are scaled to [0, 1]. Not registered in `DATA_SETS`, because a recipe
@@ -29,6 +30,8 @@ class CustomData(DataSet):
     """Flip training images horizontally at random."""
     workers: int = 0
     """Processes that read a torch Dataset."""
+    task: Task = Classification()  # type: ignore[misc]
+    """The likelihood of the targets: `tasks.Regression()` for numbers."""
 
     def load(self) -> Splits:
         if not _is_pair(self.train) and (self.padding or self.flip):
@@ -38,7 +41,13 @@ class CustomData(DataSet):
         test = self._examples(self.test, normalisation, 0, False)
         if not len(train) or not len(test):
             raise ValueError(f"The training and test sets must have examples; got {len(train)} and {len(test)}.")
-        return Splits(train, test, classes=1 + int(torch.cat([train.labels, test.labels]).max()))
+        return Splits(train, test, classes=self._classes(train.labels, test.labels), task=self.task)
+
+    def _classes(self, train: Tensor, test: Tensor) -> int:
+        """Number of classes, labels, or numbers in a target."""
+        if self.task.kind != Classification.kind:
+            return 1 if train.ndim == 1 else train.shape[1]
+        return 1 + max(int(y[y != self.task.ignore_index].max()) for y in (train, test))  # type: ignore[attr-defined]
 
     def _examples(self, data: Any, normalisation: Normalisation | None, padding: int, flip: bool) -> Examples:
         if isinstance(data, Examples):
@@ -46,10 +55,18 @@ class CustomData(DataSet):
         if _is_pair(data):
             x, y = (torch.as_tensor(part) for part in data)
             x = x.float() if x.is_floating_point() else x
-            return TensorExamples(x, y, normalisation=normalisation, padding=padding, flip=flip)
+            if flip or padding:
+                self._check_augmentation()
+            return TensorExamples(x, y, normalisation=normalisation, padding=padding, flip=flip, task=self.task)
         if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-            return from_dataset(data, workers=self.workers)
+            return from_dataset(data, workers=self.workers, task=self.task)
         raise TypeError(f"Give a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}.")
+
+    def _check_augmentation(self) -> None:
+        if self.task.kind == Classification.kind and torch.as_tensor(self.train[1]).ndim > 1:
+            raise ValueError(
+                "padding and flip would move pixels but not their classes; augment a torch Dataset instead."
+            )
 
 
 def _is_pair(data: Any) -> bool:

@@ -35,7 +35,7 @@ class Digits(DataSet):
             parts = (pairs.x_train, pairs.y_train), (pairs.x_test["clean"], pairs.y_test), validation
             views = [View("left", slice(0, 8), slice(0, 8)), View("right", slice(0, 8), slice(8, 16))]
         else:
-            x, y = _scans()
+            x, y = scans()
             order = permutation(len(y), Stream.DIGITS_SPLIT)
             parts, views = ((x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])), []
         norm = Normalisation((0.0,), (16.0,))
@@ -71,7 +71,7 @@ def two_view_digits(seed: int = 0, *, train: int = 1200, test: int = 1000, valid
     if any(count < 10 or count % 10 for count in counts.values()):
         given = ", ".join(f"{name}={count}" for name, count in counts.items())
         raise ValueError(f"The numbers of two-view digits must be multiples of 10; got {given}.")
-    x, y = _scans()
+    x, y = scans()
     generator = torch.Generator().manual_seed(seed)
     reserved = permutation(len(y), Stream.DIGITS_SPLIT)
     held_out, others = reserved[: len(y) // 6], reserved[len(y) // 6 :]
@@ -100,7 +100,7 @@ def _pairs(x: Tensor, y: Tensor, count: int, generator: torch.Generator) -> tupl
     return torch.cat(images), torch.cat(labels)
 
 
-def _scans() -> tuple[Tensor, Tensor]:
+def scans() -> tuple[Tensor, Tensor]:
     """All scans (N, 8, 8) in [0, 1], and their labels."""
     from sklearn.datasets import load_digits  # importing it takes a second, so only when needed
 

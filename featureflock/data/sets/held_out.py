@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
 from featureflock.data.sets.digits import Digits
+from featureflock.tasks import Task
 
 
 @DATA_SETS.register("held-out")
@@ -19,9 +20,14 @@ class HeldOut(DataSet):
     data: DataSet = Digits()
     """The data set. Its test set is not used."""
     examples: int = 200
-    """Number of examples held out for testing, balanced over classes."""
+    """Number of examples held out for testing, balanced over classes if there are any."""
     seed: int = 0
     """Chooses the held-out examples."""
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        """The task of the wrapped data set."""
+        return self.data.task
 
     def load(self) -> Splits:
         splits = self.data.load().split(validation=self.examples, seed=self.seed)

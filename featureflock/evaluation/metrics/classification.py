@@ -7,8 +7,8 @@
     ECE       = Σ_k (|bin k| / B) |confidence_k − accuracy_k|             bins (k/15, (k+1)/15] of the top probability
     risk(j/B) = errors among the j most confident / j,    AURC = (1/B) Σ_j risk(j/B)
 
-Everything is computed in float64. `scores` takes log-probabilities, which do not underflow: its NLL is finite for the
-log_softmax of finite logits.
+All functions take tensors or NumPy arrays, and everything is computed in float64. `scores` takes log-probabilities,
+which do not underflow: its NLL is finite for the log_softmax of finite logits.
 
 Examples are ordered by 1 − max_c p_c, the sum over the other classes, because 1 − p rounds to 0 for many predictions of
 a well-trained network. Ties count as in random order (the expected risk).
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featureflock.evaluation.checks import check_shape, checked_labels, checked_log_probs, checked_probs
+from featureflock.evaluation.checks import as_tensor, check_shape, checked_labels, checked_log_probs, checked_probs
 
 BINS, SLICE = 15, 2**17
 """Bins of the ECE, and numbers processed at a time."""
@@ -61,6 +61,7 @@ class RiskCoverage(NamedTuple):
 
 def average(member_log_probs: Tensor) -> Tensor:
     """log p̄, (B, C): the log of the members' mean probability, from (n, B, C)."""
+    member_log_probs = as_tensor(member_log_probs)
     check_shape(member_log_probs, "member_log_probs", members=True)
     n, b, c = member_log_probs.shape
     width = max(1, SLICE // (n * c))  # allocating large float64 arrays is slow

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from featureflock.evaluation.metrics.registry import METRICS, Better, Group, Metric
 
@@ -14,6 +14,43 @@ SCORES: dict[str, tuple[Any, ...]] = {
     "aurc": ("AURC", "cAURC", "lower", "fixed:4", "area under the risk-coverage curve"),
 }
 """Scores of one test set: title, title of the mean over corrupted test sets, better, format, meaning."""
+_ALL_TASKS = ("classification", "multi-label", "regression")
+_OTHER_SCORES: dict[str, tuple[Any, ...]] = {
+    "mean_average_precision": ("mAP, %", "higher", "percent:2", "mean average precision of the labels", "multi-label"),
+    "macro_f1": (
+        "Macro F1, %",
+        "higher",
+        "percent:2",
+        "mean F1 score of the labels at a probability of ½",
+        "multi-label",
+    ),
+    "exact_match": ("Exact match, %", "higher", "percent:2", "examples whose labels are all correct", "multi-label"),
+    "label_accuracy": ("Label accuracy, %", "higher", "percent:2", "correct pairs of example and label", "multi-label"),
+    "label_brier": ("Brier", "lower", "fixed:4", "mean squared error of the probabilities of labels", "multi-label"),
+    "label_ece": (
+        "ECE",
+        "lower",
+        "fixed:4",
+        "expected calibration error of the probabilities of labels",
+        "multi-label",
+    ),
+    "rmse": ("RMSE", "lower", "fixed:4", "root mean squared error, in the unit of the target", "regression"),
+    "crps": (
+        "CRPS",
+        "lower",
+        "fixed:4",
+        "continuous ranked probability score, in the unit of the target",
+        "regression",
+    ),
+    "coverage": ("Coverage of 90 %, %", "", "percent:1", "targets within the 90 % prediction interval", "regression"),
+    "calibration_error": (
+        *("Calibration error", "lower", "fixed:4"),
+        *("mean difference of nominal and observed frequencies, over 19 quantiles", "regression"),
+    ),
+}
+"""Scores of other tasks: title, better, format, meaning, task."""
+_UNCHANGED = ("rmse", "exact_match", "label_accuracy", "macro_f1", "mean_average_precision")
+"""Scores that calibration does not change."""
 RAW = ("nll", "brier", "ece", "aurc")
 """Scores that are also shown without temperature scaling."""
 _MEAN, _BEST = "mean accuracy of the single members", "accuracy of the best member"
@@ -29,10 +66,29 @@ def _score(name: str, corrupted: bool = False, raw: bool = False) -> Metric:
         scores = run.corrupted_mean.get(kind) if corrupted else getattr(run.clean.scores, kind)
         return None if scores is None else scores[name]
 
+    tasks = _ALL_TASKS if name == "nll" and not corrupted else ("classification",)
     if raw:
-        return Metric(f"raw_{key}", f"raw {title}", better, digits, compute, "without temperature scaling", group)
+        meaning = "without calibration"
+        return Metric(f"raw_{key}", f"raw {title}", better, digits, compute, meaning, group, tasks=tasks)
     meaning += ", mean over the corrupted test sets" if corrupted else ""
-    return Metric(key, title, better, digits, compute, meaning, group, uncalibrated=f"raw_{key}" if name in RAW else "")
+    uncalibrated = f"raw_{key}" if name in RAW else ""
+    return Metric(key, title, better, digits, compute, meaning, group, uncalibrated=uncalibrated, tasks=tasks)
+
+
+def _task_score(name: str, raw: bool = False) -> Metric:
+    """A score of a multi-label or regression task."""
+    title, better, digits, meaning, task = _OTHER_SCORES[name]
+    kind = "raw" if raw else "calibrated"
+
+    def compute(run: Any) -> float:
+        value: float = getattr(run.clean.scores, kind)[name]
+        return value
+
+    if raw:
+        meaning = "without calibration"
+        return Metric(f"raw_{name}", f"raw {title}", better, digits, compute, meaning, "uncalibrated", tasks=(task,))
+    uncalibrated = "" if name in _UNCHANGED else f"raw_{name}"
+    return Metric(name, title, better, digits, compute, meaning, uncalibrated=uncalibrated, tasks=(task,))
 
 
 def _at_severity(name: str, title: str) -> Metric:
@@ -48,8 +104,15 @@ def _at_severity(name: str, title: str) -> Metric:
     return Metric(key, title, better, digits, compute, meaning, "severity", parts, uncalibrated)
 
 
-def _diversity(key: str, title: str, digits: str, meaning: str) -> Metric:
-    return Metric(key, title, "", digits, lambda run: run.details.diversity.get(key), meaning, "members")
+def _diversity(key: str, title: str, digits: str, meaning: str, tasks: tuple[str, ...] = ("classification",)) -> Metric:
+    return Metric(key, title, "", digits, lambda run: run.details.diversity.get(key), meaning, "members", tasks=tasks)
+
+
+def _member_score(key: str, title: str, better: Literal["higher", "lower"], digits: str, task: str) -> Metric:
+    meaning = "mean over the single members"
+    return Metric(
+        key, title, better, digits, lambda r: fmean(r.details.member_scores), meaning, "members", tasks=(task,)
+    )
 
 
 def _map_similarity(key: str, title: str, kind: str) -> Metric:
@@ -110,6 +173,15 @@ _HUMAN: dict[str, tuple[str, Better, str]] = {
 }
 
 BUILT_IN = (
+    *(_task_score(name) for name in _OTHER_SCORES),
+    Metric(
+        "mean_iou",
+        "Mean IoU, %",
+        "higher",
+        "percent:2",
+        lambda run: run.clean.mean_iou,
+        "intersection over union of predicted and true pixels, mean over classes",
+    ),
     *(_score(name) for name in SCORES if name != "aurc"),
     *(_human(name, *entry) for name, entry in _HUMAN.items()),
     *(_score(name, corrupted=True) for name in SCORES if name != "aurc"),
@@ -121,7 +193,19 @@ BUILT_IN = (
         lambda run: run.details.temperature,
         "fitted on the full test set or on held-out examples; above 1 means overconfident",
         "uncalibrated",
+        tasks=("classification", "multi-label"),
     ),
+    Metric(
+        "variance_scale",
+        "Scale of the variance",
+        "",
+        "fixed:3",
+        lambda run: run.details.temperature,
+        "fitted on the full test set; above 1 means overconfident",
+        "uncalibrated",
+        tasks=("regression",),
+    ),
+    *(_task_score(name, raw=True) for name in _OTHER_SCORES if name not in _UNCHANGED),
     *(_score(name, raw=True) for name in RAW),
     *(_human(name, *entry, raw=True) for name, entry in _HUMAN.items()),
     *(_score(name, corrupted=True, raw=True) for name in RAW),
@@ -139,7 +223,22 @@ BUILT_IN = (
         "members",
     ),
     _diversity("disagreement", "Disagreement, %", "percent:2", "fraction of pairs that predict different classes"),
-    _diversity("mutual_information", "Mutual information", "fixed:4", "epistemic uncertainty, in nats"),
+    _member_score("member_rmse", "Member RMSE", "lower", "fixed:4", "regression"),
+    _member_score("member_label_accuracy", "Member label accuracy, %", "higher", "percent:2", "multi-label"),
+    _diversity(
+        "epistemic_share",
+        "Epistemic share, %",
+        "percent:2",
+        "epistemic uncertainty as a fraction of the total",
+        ("multi-label", "regression"),
+    ),
+    _diversity(
+        "mutual_information",
+        "Mutual information",
+        "fixed:4",
+        "epistemic uncertainty, in nats",
+        ("classification", "multi-label"),
+    ),
     _diversity("predictive_variance", "Predictive variance", "fixed:4", "variance of the members' probabilities"),
     _map_similarity("map_similarity", "Map similarity", "clean"),
     _map_similarity("corrupted_map_similarity", "Map similarity, corrupted", "corrupted"),

@@ -5,7 +5,8 @@
 
     METRICS.add("top2", Metric("top2", "Top-2, %", "higher", "percent:2", top2))
 
-A metric is computed for each run and averaged over seeds. `compute` returns None where the metric does not apply.
+A metric is computed for each run and averaged over seeds. It applies to the kinds of tasks in `tasks`, and `compute`
+returns None where it does not apply for another reason.
 
 A family is one entry for several numbers, such as the AUROC for each OOD set. Its key, title and meaning contain `{}`,
 `parts` lists what goes there, and `compute` takes the part as its second argument:
@@ -51,6 +52,8 @@ class Metric:
     """For a family: the values of `{}` in a run."""
     uncalibrated: str = ""
     """Key of the same metric before temperature scaling, to rely on where the temperature is at its bound."""
+    tasks: tuple[str, ...] = ("classification",)
+    """Kinds of tasks that it applies to: classification, multi-label, regression."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"(fixed|percent):\d", self.format):
@@ -94,6 +97,8 @@ def summarise(run: "RunPredictions") -> dict[str, float]:
     """The value of every metric that applies to a run, by key, in the order of the registry."""
     summary = {}
     for metric in METRICS.values():
+        if run.task.kind not in metric.tasks:
+            continue
         for one in [metric] if metric.parts is None else [metric.part(name) for name in metric.parts(run)]:
             if (value := one.compute(run)) is None:
                 continue

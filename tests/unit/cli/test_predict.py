@@ -77,7 +77,7 @@ def test_predictions_are_those_of_the_calibrated_ensemble(command, run, image, d
     assert answer["label"] == str(int(p.argmax()))
     assert answer["probability"] == pytest.approx(p.max().item(), abs=1e-5)
     assert [guess["probability"] for guess in answer["top"]] == pytest.approx(p.topk(3).values.tolist(), abs=1e-5)
-    members = ens.member_log_probs(torch.from_numpy(digit)[None, None] / 16)[:, 0].exp()
+    members = ens.member_predictions(torch.from_numpy(digit)[None, None] / 16)[:, 0].exp()
     assert [guess["label"] for guess in answer["members"]] == members.argmax(-1).tolist()
     assert answer["members_agreeing"] == int((members.argmax(-1) == p.argmax()).sum())
     assert answer["mutual_information"] == pytest.approx(ev.mutual_information(members[:, None]).item(), abs=1e-5)

@@ -39,7 +39,7 @@ def test_bytes_without_a_normalisation_are_scaled_to_0_to_1():
     [
         (torch.zeros(5, 2), torch.zeros(4, dtype=torch.int64), "5 inputs but 4 labels"),
         (torch.zeros(5, 2), torch.zeros(5), "must be integers"),
-        (torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.int64), "must be integers"),
+        (torch.zeros(5, 2), torch.zeros(5, 2), "needs integer class indices"),
         (torch.zeros(5, 2), torch.tensor([0, 1, -1, 0, 1]), "the smallest is -1"),
         (torch.full((5, 2), math.nan), torch.zeros(5, dtype=torch.int64), "NaN or infinite"),
         (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "test sets must have examples"),

@@ -88,6 +88,7 @@ def test_streams_are_pinned():
         "REDUNDANCY_ESTIMATE": 2,
         "DIGITS_SPLIT": 0,
         "DATA_DEPENDENT_INIT": 3,
+        "TABULAR_SPLIT": 4,
         "OOD_NOISE": 0x401,
         "DOMINO_PAIRS": 0x501,
         "FROST_TEXTURE": 0xF205,

@@ -42,7 +42,7 @@ def test_probabilities_are_the_same_after_folding(architecture, left, shared):
     before = copy.deepcopy(ens.state_dict())
     fast = ens.for_inference(compile=False)
     assert_close(fast.predict(x), ens.predict(x), rtol=0, atol=1e-5)
-    assert_close(fast.member_log_probs(x), ens.member_log_probs(x), rtol=1e-4, atol=1e-4)
+    assert_close(fast.member_predictions(x), ens.member_predictions(x), rtol=1e-4, atol=1e-4)
     assert norms(fast) == left * len(ens) < norms(ens)
     assert not fast.training
     assert not any(p.requires_grad for p in fast.parameters())

@@ -159,7 +159,7 @@ def test_prediction_is_that_of_separate_networks(kind):
     members = [copy.deepcopy(ens.member(i)).eval() for i in range(N)]
     log_probs = torch.stack([m(x).log_softmax(-1) for m in members])
     ens.train()
-    assert_close(ens.member_log_probs(x), log_probs)
+    assert_close(ens.member_predictions(x), log_probs)
     assert_close(ens.predict(x), log_probs.exp().mean(0))
     separate = ff.Ensemble([nn.Sequential(*list(m)[:-1]) for m in members], [m.head for m in members]).eval()
     assert_close(ens.uncertainty(x), separate.uncertainty(x))

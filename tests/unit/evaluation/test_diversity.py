@@ -154,7 +154,7 @@ def test_bad_sets_are_refused():
         with pytest.raises(ValueError, match=r"uncertainty_out must be a tensor of numbers \(B,\), not empty"):
             ev.detection(torch.zeros(3), bad)
     with pytest.raises(ValueError, match=r"uncertainty_in must be a tensor of numbers \(B,\)"):
-        ev.detection(torch.zeros(3).numpy(), torch.zeros(3))
+        ev.detection([0.0, 0.0, 0.0], torch.zeros(3))
 
 
 # ---- deep-ensemble equivalent

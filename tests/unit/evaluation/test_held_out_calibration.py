@@ -53,7 +53,7 @@ def runs(tmp_path_factory):
 def validation_temperature(folder) -> float:
     validation = replace(RECIPE, validation=300).splits().validation
     x = validation.x.float() / 16
-    return ev.fit_temperature(ev.average(ff.load(folder / "ensemble").member_log_probs(x)), validation.labels)
+    return ev.fit_temperature(ev.average(ff.load(folder / "ensemble").member_predictions(x)), validation.labels)
 
 
 def test_ten_digits_without_an_error_are_calibrated_on_the_validation_examples(runs):

@@ -98,6 +98,7 @@ def test_averages_restart_with_each_epoch(tmp_path):
     assert reporter.steps[5][1] == pytest.approx(float(ce), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Other programs cannot find")
 def test_dropout_differs_between_steps_and_not_between_runs(tmp_path):
     masks = []
 
@@ -243,6 +244,7 @@ def test_a_last_batch_of_one_example_is_skipped(tmp_path):
     assert reporter.lines[0]["step"] == 3
 
 
+@pytest.mark.filterwarnings("ignore:Other programs cannot find")
 def test_a_buffer_may_be_infinite(tmp_path):
     class Masked(nn.Linear):
         feature_dim = 4
