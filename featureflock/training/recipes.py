@@ -66,7 +66,7 @@ _SCENES = Recipe(model=CNNConfig(), members=5, epochs=10, batch=64, schedule="on
 _DIABETES = Recipe(
     Diabetes(), MLPConfig((32, 16)), members=5, epochs=60, batch=32, schedule="one-cycle", learning_rate=0.003
 )
-_DIAMONDS = replace(_DIABETES, data=Diamonds(), model=MLPConfig((64, 32)), epochs=10, batch=256, learning_rate=0.03)
+_DIAMONDS = replace(_DIABETES, data=Diamonds(), model=MLPConfig((64, 32)), epochs=10, batch=256)
 
 RECIPES = {
     "digits": NamedRecipe("Built-in 8×8 digits, MLP: takes seconds, nothing to download.", _MLP),

@@ -12,9 +12,7 @@ Shapes: B examples, L labels.
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from featureflock.evaluation.checks import as_tensor
@@ -59,16 +57,25 @@ def scores_from_logits(logit: Tensor, y: Tensor) -> MultiLabelScores:
         correct.double().mean().item(),
         correct.all(1).double().mean().item(),
         f1.mean().item() if len(f1) else 0.0,
-        _mean_average_precision(logit.cpu().numpy(), positive.cpu().numpy()),
+        _mean_average_precision(logit, positive),
         nll.mean().item(),
         (p - y).square().mean().item(),
         _ece(p.flatten(), y.flatten()),
     )
 
 
-def _mean_average_precision(scores: Any, positive: Any) -> float:
-    each = [average_precision_score(p, s) for s, p in zip(scores.T, positive.T, strict=True) if p.any()]
-    return float(np.mean(each)) if each else 0.0
+def _mean_average_precision(scores: Tensor, positive: Tensor) -> float:
+    each = [_average_precision(s, p) for s, p in zip(scores.T, positive.T, strict=True) if p.any()]
+    return sum(each) / len(each) if each else 0.0
+
+
+def _average_precision(scores: Tensor, positive: Tensor) -> float:
+    """Σ_k (R_k − R_{k−1}) P_k over the distinct thresholds from high to low; ties share one threshold."""
+    values, place = scores.unique(return_inverse=True)
+    predicted = torch.bincount(place, minlength=len(values)).flip(0)
+    hits = torch.bincount(place[positive], minlength=len(values)).flip(0)
+    precision = hits.cumsum(0) / predicted.cumsum(0)
+    return float((hits * precision).sum() / hits.sum())
 
 
 def _ece(p: Tensor, y: Tensor) -> float:

@@ -86,6 +86,9 @@ def test_multilabel_metrics_are_those_of_scikit_learn():
     place = np.minimum(np.ceil(15 * p.ravel()) - 1, 14)
     gaps = [abs((p.ravel() - y.ravel())[place == k].sum()) for k in range(15)]
     assert s.label_ece == pytest.approx(sum(gaps) / p.size)
+    tied = p.round(1)
+    found = ev.multilabel_scores(tied.clip(0.05, 0.95), y).mean_average_precision
+    assert found == pytest.approx(sk.average_precision_score(y, tied.clip(0.05, 0.95), average="macro"))
     with pytest.raises(ValueError, match="one shape"):
         ev.multilabel_scores(p, y[:, 0])
     with pytest.raises(ValueError, match="from 0 to 1"):
