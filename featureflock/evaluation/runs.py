@@ -34,9 +34,9 @@ class TrainedRun:
     """SHA-256 of the trained weights."""
     first_members: int | None = None
     """Evaluate only the first members, a smaller ensemble; None for all."""
-    new_subset: bool = False
-    """Whether the run belongs to a group in which each seed has its own training data: `split_seed`, or the seed of the
-    data set, equals `seed`."""
+    seeded_fields: tuple[str, ...] = ()
+    """Fields that equal `seed` in all runs of a group in which each seed has its own training data: `split_seed`, or
+    the seed of the data set."""
 
     def __str__(self) -> str:
         return str(self.folder) if self.first_members is None else f"{self.folder}, first {self.first_members} members"
@@ -155,7 +155,7 @@ def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
 
 
 def _mark_new_subsets(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """The runs, with `new_subset` set where each seed of a recipe has its own training subset.
+    """The runs, with `seeded_fields` set where each seed of a recipe has its own training data.
 
     That is so for runs whose `split_seed`, or the seed of whose data set, equals `seed`, if no other seed was trained
     on the same data, and if at least two of them differ in nothing else: a single run may be either.
@@ -169,9 +169,12 @@ def _mark_new_subsets(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
         if len({run.seed for run in group}) == 1 and group[0].seed in _seeds_of_data(group[0])
         for run in group
     }
-    marked = [replace(run, new_subset=True) if str(run) in alone else run for run in runs]
-    recipes = [json.dumps(_fields(run), sort_keys=True) for run in marked if run.new_subset]
-    return marked if len(set(recipes)) < len(recipes) else list(runs)
+    recipes = {str(run): dict(flatten(run.recipe)) for run in runs}
+    candidates = {key for name in alone for key in _data_seeds(recipes[name])}
+    seeded = {key for key in candidates if all(recipes[name].get(key) == recipes[name]["seed"] for name in alone)}
+    marked = [replace(run, seeded_fields=tuple(seeded)) if str(run) in alone else run for run in runs]
+    recipes_of_marked = [json.dumps(_fields(run), sort_keys=True) for run in marked if run.seeded_fields]
+    return marked if len(set(recipes_of_marked)) < len(recipes_of_marked) else list(runs)
 
 
 def _seeds_of_data(run: TrainedRun) -> set[Any]:
@@ -189,9 +192,7 @@ def without_seed(data: Any) -> Any:
 def _fields(run: TrainedRun) -> dict[str, Any]:
     """The flat recipe, without the fields in which runs of one group may differ."""
     fields = {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}
-    if run.new_subset:
-        fields |= {key: "seed" for key in _data_seeds(fields) if fields[key] == run.seed}
-    return fields
+    return fields | dict.fromkeys(run.seeded_fields, "seed")
 
 
 def _data_seeds(fields: Mapping[str, Any]) -> list[str]:

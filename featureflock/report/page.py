@@ -108,9 +108,13 @@ def _protocol(results: EvaluationResults) -> _Facts:
     calibrated = (
         f"{how} by test-time cross-validation: {fitted} is fitted on one half of the test set and used on the other "
         "half, and vice versa. Metrics are means over 5 random splits. All metrics are calibrated unless they are "
-        "labelled raw. If half of a clean test set is predicted without error, one temperature fitted on validation "
-        "examples is used for all test sets instead, as the notes say."
+        "labelled raw."
     )
+    if results.task == "classification" and not results.dense:
+        calibrated += (
+            " If half of a clean test set is predicted without error, one temperature fitted on validation examples is "
+            "used for all test sets instead, and a note says so."
+        )
     facts = [("Prediction", prediction), ("Calibrated", calibrated)]
     if results.task == "classification":
         small = (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from featureflock.cli.demo import demo_study, main
+from featureflock.cli.demo import demo_study, main, story
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
 
 QUICK = ["--seeds", "1", "--members", "2", "--epochs", "1", "--workers", "1"]
@@ -13,8 +13,11 @@ QUICK = ["--seeds", "1", "--members", "2", "--epochs", "1", "--workers", "1"]
 def test_rows_add_one_part_of_the_method_after_another():
     study = demo_study(members=5, epochs=60)
     methods = [row.recipe.method for row in study.rows]
-    assert [type(method) for method in methods] == [Single, DeepEnsembles, FeatureMAP, FeatureMAP, FeatureWGD]
-    assert methods[3].prior == methods[4].prior
+    assert [type(method) for method in methods] == [Single, DeepEnsembles, FeatureMAP, FeatureWGD, FeatureWGD]
+    assert methods[3] == FeatureWGD()  # the paper's
+    assert methods[2].prior == methods[4].prior
+    assert methods[4].repulsion > 1
+    assert study.new_subsets
     assert [row.recipe.size for row in study.rows] == [1, 5, 5, 5, 5]
     assert len({(row.recipe.data, row.recipe.subset, row.recipe.epochs) for row in study.rows}) == 1
 
@@ -23,13 +26,37 @@ def test_one_seed_prints_the_table_and_writes_the_page(tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     main([*QUICK, "--out", "out"])
     printed = capsys.readouterr().out
-    for words in ("feature-WGD", "Deep Ensembles", "NLL", "cA, %", "wrote out/report.html"):
+    for words in ("feature-WGD, tuned", "Deep Ensembles", "NLL, one view", "wrote out/report.html"):
         assert words in printed
     assert "<html" in (tmp_path / "out" / "report.html").read_text()
     results = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert [row["title"] for row in results["rows"]][1] == "Deep Ensembles"
     assert len(results["runs"]) == 5
-    assert all({"nll", "corrupted_nll", "only_left_accuracy"} <= row["ours"].keys() for row in results["rows"])
+    assert all({"nll", "one_view_nll", "one_view_accuracy"} <= row["ours"].keys() for row in results["rows"])
+
+
+def test_the_story_has_the_differences_and_their_significance():
+    def row(title: str, accuracy: float, low: float | None, high: float | None) -> dict:
+        keys = ("accuracy", "one_view_accuracy", "nll", "one_view_nll", "view_difference_by_input")
+        difference = {"mean": accuracy - 0.9, "low": low, "high": high, "seeds": 5}
+        return {
+            "title": title,
+            "ours": {key: {"mean": accuracy} for key in keys},
+            "differences": dict.fromkeys(keys, difference),
+        }
+
+    rows = [row("Deep Ensembles", 0.9, None, None), row("feature-WGD, tuned", 0.92, 0.01, 0.03)]
+    heading, *sentences = story({"rows": rows})
+    assert heading == "feature-WGD, tuned vs Deep Ensembles:"
+    better = "92.00 % against 90.00 %, +2.00 [1.00, 3.00], significantly better."
+    assert sentences[:2] == [
+        f"  Accuracy on whole images: {better}",
+        f"  Accuracy with one half blank: {better}",
+    ]
+    assert sentences[2].endswith("0.9200 against 0.9000, +0.0200 [0.0100, 0.0300], significantly worse.")
+    assert sentences[4].endswith("0.920 against 0.900, +0.020 [0.010, 0.030].")  # neither is better
+    rows[1] = row("feature-WGD, tuned", 0.92, None, None)  # one seed
+    assert story({"rows": rows})[1] == "  Accuracy on whole images: 92.00 % against 90.00 %."
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_space_is_that_of_the_flags(tmp_path, capsys):
         ([*QUICK, "--by", "nil"], "did you mean nll"),
         ([*QUICK, "--by", "auroc_{}"], "in place of {}, as in auroc_noise"),
         ([*QUICK, "--by", "auroc_noise"], "not evaluated on OOD sets"),
-        ([*QUICK, "--by", "disagreement"], "cannot rank candidates; choose one of accuracy, nll"),
+        ([*QUICK, "--by", "disagreement"], "cannot rank candidates; choose one of mean_iou, accuracy, nll"),
         ([*QUICK, "--space", "method.repulsion"], "such as method.repulsion=1,5,10"),
         ([*QUICK, "--space", "method.repulsion=1,x"], "repulsion must be a finite number"),
         ([*QUICK, "--space", "method.prior.precision=-1"], "precision"),
