@@ -3,12 +3,12 @@
     python results/collect.py study reproductions/laptop/rank.json results/laptop_rank.json --against "r = 5 of 10"
     python results/collect.py evaluation featureflock-report/results.json results/cifar10_eight.json
     python results/collect.py evaluation out/results.json results/two_views.json --against feature-MAP
-    python results/collect.py searches */tune-cifar10-laptop.json results/laptop_search.json
+    python results/collect.py tuning tuning/tune-digits.json results/tuning_digits.json
 
 study        adds paired differences vs further baselines
 evaluation   leaves out the scores of single corrupted test sets and the curves, which are most of the file; adds the
              differences of feature-WGD vs another row, such as an ablation
-searches     merges several searches of `featureflock tune --reference` into one list of rows
+tuning       leaves out most metrics of the candidates of `featureflock tune`; --against adds some
 
 Then add the table to TABLES in write_tables.py.
 """
@@ -20,9 +20,8 @@ from typing import Any
 
 from render import upgrade
 
-from featureflock.evaluation.statistics import mean, paired_differences
+from featureflock.evaluation.statistics import paired_differences
 from featureflock.methods import DeepEnsembles
-from featureflock.utils.provenance import provenance
 
 RUN_FIELDS = ("name", "method", "seed", "members", "summary", "recipe", "environment", "views")
 SEARCH_METRICS = ("accuracy", "nll", "brier", "ece", "member_accuracy", "disagreement")
@@ -60,30 +59,16 @@ def evaluation(results: dict[str, Any], baselines: list[str]) -> dict[str, Any]:
     return {**small, "against_ablation": compared}
 
 
-def searches(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of all searches, Deep Ensembles first in each."""
-    rows = []
-    for results in sources:
-        recipe = results["runs"][0]["recipe"]
-        fitted: dict[str, list[float]] = {}
-        for run in results["runs"]:
-            fitted.setdefault(run["title"], []).append(run["train_accuracy"])
-        rows += [
-            {
-                "pictures": recipe["subset"],
-                "epochs": recipe["epochs"],
-                "batch": recipe["batch"],
-                "title": row["title"],
-                "seeds": row["ours"]["nll"]["seeds"],
-                "train_accuracy": mean(fitted[row["title"]]).mean,
-                "ours": {key: row["ours"][key] for key in SEARCH_METRICS},
-                "differences": {key: row["differences"][key] for key in SEARCH_METRICS}
-                if row.get("differences")
-                else None,
+def tuning(results: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
+    """A search of `featureflock tune` with these metrics of each run only."""
+    shown = [*metrics, *SEARCH_METRICS]
+    for method in results["methods"]:
+        for candidate in method["candidates"]:
+            candidate["seeds"] = {
+                seed: {key: numbers[key] for key in shown if key in numbers}
+                for seed, numbers in candidate["seeds"].items()
             }
-            for row in sorted(results["rows"], key=lambda row: bool(row.get("differences")))
-        ]
-    return {"rows": rows, "provenance": provenance()}
+    return results
 
 
 def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> dict[str, dict[str, Any]]:
@@ -92,17 +77,15 @@ def _differences(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("study", "evaluation", "searches"), help="what wrote the files")
-    parser.add_argument("sources", nargs="+", type=Path, help="JSON files to read; one, except for searches")
+    parser.add_argument("kind", choices=("study", "evaluation", "tuning"), help="what wrote the files")
+    parser.add_argument("source", type=Path, help="JSON file to read")
     parser.add_argument("target", type=Path, help="file to write")
-    parser.add_argument("--against", nargs="+", default=[], metavar="TITLE", help="rows to compare the others with")
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="TITLE", help="rows to compare with; for tuning, more metrics"
+    )
     args = parser.parse_args()
-    sources = [json.loads(source.read_text()) for source in args.sources]
-    if args.kind == "searches":
-        content = searches(sources)
-    else:
-        (source,) = sources
-        content = {"study": study, "evaluation": evaluation}[args.kind](source, args.against)
+    collect = {"study": study, "evaluation": evaluation, "tuning": tuning}[args.kind]
+    content = collect(json.loads(args.source.read_text()), args.against)
     args.target.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
 from featureflock.evaluation.metrics.registry import Metric, find_metric
+from featureflock.evaluation.statistics import mean
 
 Numbers = Mapping[str, Any]
 
@@ -170,6 +171,25 @@ def searches(results: dict[str, Any]) -> str:
         about = (f"{row['pictures']:,}", row["epochs"], row["batch"], row["title"], row["seeds"], fitted)
         lines.append([*map(str, about), *cells])
     return markdown(heads, lines, text_columns=0)
+
+
+def tuning(results: dict[str, Any]) -> str:
+    """A search of `featureflock tune`: the candidates of each method, the best first."""
+    parts = []
+    for method in results["methods"]:
+        candidates = [each for each in method["candidates"] if each["seeds"]]
+        keys = dict.fromkeys([method["by"], *next(iter(candidates[0]["seeds"].values()))])
+        metrics = [find_metric(key) for key in keys]
+        ours = [
+            {key: mean([run[key] for run in each["seeds"].values()])._asdict() for key in keys} for each in candidates
+        ]
+        lines = [
+            [*(f"{value:g}" for value in each["values"].values()), str(len(each["seeds"])), *means]
+            for each, means in zip(candidates, _means(ours, metrics), strict=True)
+        ]
+        names = [field.split(".")[-1].replace("_", " ") for field in candidates[0]["values"]]
+        parts.append(markdown([*names, "seeds", *map(_head, metrics)], lines, text_columns=0))
+    return "\n\n".join(parts)
 
 
 def training_runs(results: dict[str, Any]) -> str:

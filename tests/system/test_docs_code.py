@@ -47,10 +47,18 @@ def test_readme():
 
 
 def test_training():
-    x, y = torch.randn(64, 64), torch.arange(64) % 10
-    names = run_blocks("docs/training.md", {"x_train": x, "y_train": y, "x_test": x, "y_test": y})
+    def make_network() -> nn.Module:
+        network = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+        network.feature_dim = 8
+        return network
+
+    x, y = torch.randn(564, 64), torch.arange(564) % 10
+    names = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "make_network": make_network}
+    run_blocks("docs/training.md", names, 2)
     assert names["result"]["members"] == 5
     assert Path("runs/mine/ensemble").is_dir()
+    assert len(list(Path("tuning").iterdir())) == 20
+    assert Path("runs/best/ensemble").is_dir()
 
 
 def test_evaluation():
