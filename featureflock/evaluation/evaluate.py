@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from featureflock.data import DataSet, Splits
@@ -249,7 +250,10 @@ def measure_run(
 def _calibrations(
     plans: Sequence[EvaluationPlan], choice: CalibrationChoice, compute: ComputeConfig, progress: EvaluationProgress
 ) -> tuple[Mapping[str, Calibration], str]:
-    """How each run is calibrated, the same way for all, and a note if it is not by cross-validation."""
+    """How each run is calibrated, the same way for all, and a note if it is not by cross-validation.
+
+    A temperature from validation examples is shared by the runs that differ in their seed alone.
+    """
     runs = [(run, name, plan) for plan in plans for run, name in zip(plan.runs, plan.names, strict=True)]
     crossed: tuple[dict[str, Calibration], str] = {str(run): cross_validation for run, _, _ in runs}, ""
     at_bound = 0
@@ -275,7 +279,11 @@ def _calibrations(
         sets[str(run)] = validation
         tasks += _missing_predictions(Predictor(run, compute), name, [validation])
     _run_tasks(tasks, progress)
-    held_out = {str(run): HeldOutCalibration(*load_predictions(run, sets[str(run)])[:2]) for run, _, _ in runs}
+    held_out: dict[str, HeldOutCalibration] = {}
+    for group in group_runs([run for run, _, _ in runs]):
+        predictions = [load_predictions(run, sets[str(run)]) for run in group.runs]
+        log_probs, labels = torch.cat([p.log_probs for p in predictions], 1), torch.cat([p.labels for p in predictions])
+        held_out |= dict.fromkeys(map(str, group.runs), HeldOutCalibration(log_probs, labels))
     if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out.values()):
         return crossed
     why = (
@@ -285,7 +293,7 @@ def _calibrations(
         else ""
     )
     count = f"{len(next(iter(sets.values())).positions):,} validation examples"
-    note = f"Each run has one temperature for all test sets, fitted on its {count}.{why}"
+    note = f"Each row has one temperature for all test sets, fitted on the {count} of each of its runs.{why}"
     return held_out, note
 
 

@@ -51,9 +51,9 @@ class EvaluationProtocol:
     maps: int = 500
     """Number of clean and of corrupted images whose class activation maps are compared; 0 for none."""
     calibration: CalibrationChoice = "auto"
-    """Where temperatures are fitted: on halves of each test set, as in the paper, or once on the validation examples of
-    the run. auto: cross-validation, unless half of a clean test set is predicted without error, so that its temperature
-    is at its bound."""
+    """Where temperatures are fitted: on halves of each test set, as in the paper, or on the validation examples of the
+    runs, one temperature for all seeds and test sets. auto: cross-validation, unless half of a clean test set is
+    predicted without error, so that its temperature is at its bound."""
     human_labels: Path | None = None
     """File of human labels of the test set, such as cifar10h-counts.npy: counts or probabilities (examples, classes) in
     the order of the test set. Predictions are then compared with them as well."""

@@ -69,7 +69,20 @@ def test_ten_digits_without_an_error_are_calibrated_on_the_validation_examples(r
         assert run.details.temperature == run.clean.temperatures[0]
         assert run.details.by_size["2"] == run.clean.calibrated
         assert not run.temperature_at_bound("corrupted_nll")
-    assert "one temperature for all test sets, fitted on its 300 validation examples" in results.notes[-1]
+    assert "one temperature for all test sets, fitted on the 300 validation examples of each" in results.notes[-1]
+
+
+def test_seeds_share_a_temperature(runs, tmp_path):
+    """It is fitted on the validation examples of all runs together, of which each may be predicted without error."""
+    recipe = replace(RECIPE, method=DeepEnsembles(), validation=300)
+    train(replace(recipe, seed=1), tmp_path / "seed 1")
+    folders = [runs[0], tmp_path / "seed 1"]
+    results = evaluate_runs(folders, replace(CLEAN, calibration="held-out")).results
+    validation = recipe.splits().validation
+    predictions = [ff.load(f / "ensemble").member_predictions(validation.x.float() / 16) for f in folders]
+    expected = ev.fit_temperature(torch.cat([ev.average(p) for p in predictions]), validation.labels.repeat(2))
+    for run in results.runs:
+        assert run.clean.temperatures == [pytest.approx(expected, rel=1e-3)]
 
 
 def test_enough_errors_are_cross_validated(runs):
