@@ -12,53 +12,35 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-
-from featureflock.data import two_view_digits
 
 ROOT = Path(__file__).parents[1]
 COLOURS = ("#8a8f98", "#3b6fb6", "#d9b44a", "#e0873a", "#b3262e")
-VIEWS_SHOWN = ("Deep Ensembles", "shared + prior", "feature-WGD")
 
 
-def demo_accuracy(results: dict[str, Any]) -> Figure:
-    """Accuracy of each method of the demo on each test set, with the standard deviation over seeds."""
-    figure = _figure(8, 3.4)
-    axes = figure.subplots()
-    test_sets = list(results["scores"]["feature-WGD"])
-    for k, (method, of) in enumerate(results["scores"].items()):
-        x = np.arange(len(test_sets)) + 0.14 * (k - (len(results["scores"]) - 1) / 2)
-        means, sds = ([of[t]["accuracy"][stat] for t in test_sets] for stat in ("mean", "sd"))
-        axes.errorbar(x, means, sds, fmt="o", ms=6, capsize=3, color=COLOURS[k], label=method)
-    axes.set_xticks(range(len(test_sets)), test_sets)
-    axes.set_ylabel("accuracy, %")
-    axes.set_title(f"Two-view digits: mean ± sd over {results['settings']['seeds']} seeds", loc="left", fontsize=10)
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(COLOURS), fontsize=8, frameon=False)
-    return figure
-
-
-def demo_views(results: dict[str, Any]) -> Figure:
-    """Ten test images as each member sees them: the more a half drives its prediction, the stronger its colour."""
-    data = two_view_digits(0)
-    images = [data.x_test["clean"][data.y_test == digit][0].numpy() for digit in range(10)]
-    colours = dict(zip(results["scores"], COLOURS, strict=True))
-    runs = [run for run in results["runs"] if run["seed"] == 0 and run["method"] in VIEWS_SHOWN]
-    figure = _figure(8, 0.5 + 2.1 * len(runs))
-    for axes, run in zip(figure.subplots(len(runs)), runs, strict=True):
-        axes.imshow(_tinted(images, np.array(run["left_shares"]), colours[run["method"]]), interpolation="nearest")
-        difference = results["view_difference"][run["method"]]
-        text = f"{run['method']}: members' views differ by {difference['mean']:.3f} ± {difference['sd']:.3f}"
-        axes.set_title(text, loc="left", fontsize=10)
-        members = len(run["left_shares"])
-        axes.set_yticks(4.5 + 9 * np.arange(members), [f"member {i + 1}" for i in range(members)], fontsize=8)
-        axes.set_xticks([])
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-    figure.suptitle("Which half drives each member's prediction (seed 0)", x=0.01, ha="left", fontsize=11)
+def demo(results: dict[str, Any]) -> Figure:
+    """What one missing half costs each method of the demo, and how much its members differ, with 95 % intervals."""
+    rows = [row for row in results["rows"] if row["title"] != "Single"]
+    figure = _figure(9, 2.9)
+    panels = {
+        "one_view_accuracy": ("accuracy with one half blank, %", 100),
+        "one_view_nll": ("NLL with one half blank", 1),
+        "view_difference_by_input": ("difference between members\nin the half that they rely on", 1),
+    }
+    for axes, (key, (title, factor)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        for k, row in enumerate(rows):
+            numbers = row["ours"][key]
+            axes.axhline(factor * rows[0]["ours"][key]["mean"], color=COLOURS[1], lw=0.8, ls=":")
+            difference = (row.get("differences") or {}).get(key)
+            half = factor * (difference["high"] - difference["low"]) / 2 if difference else 0
+            axes.errorbar(k, factor * numbers["mean"], half, fmt="o", ms=7, capsize=4, color=COLOURS[k + 1])
+        axes.set_xticks(
+            range(len(rows)), [row["title"].replace(", ", "\n").replace(" ", "\n", 1) for row in rows], fontsize=8
+        )
+        axes.set_xlim(-0.5, len(rows) - 0.5)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -107,8 +89,7 @@ def ensemble_sizes(results: dict[str, Any]) -> Figure:
 
 
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
-    "accuracy.png": ("demo.json", demo_accuracy),
-    "views.png": ("demo.json", demo_views),
+    "demo.png": ("demo_study.json", demo),
     "two_views.svg": ("two_views.json", single_views),
     "dominoes.svg": ("dominoes.json", single_views),
     "sizes.svg": ("laptop_ensemble_size.json", ensemble_sizes),
@@ -118,19 +99,6 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
 
 def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _tinted(images: list[NDArray[np.float32]], left: NDArray[np.float64], colour: str) -> NDArray[np.float64]:
-    """Members below each other, images side by side; each half is tinted by its part in the prediction."""
-    tint = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
-    members, count = left.shape
-    grid = np.ones((9 * members + 1, 18 * count, 3))
-    for i in range(members):
-        for k, ink in enumerate(images):
-            strength = np.where(np.arange(16) < 8, left[i, k], 1 - left[i, k])[None, :, None]
-            background = 1 - strength * (1 - tint)
-            grid[9 * i + 1 : 9 * i + 9, 18 * k + 1 : 18 * k + 17] = background * (1 - ink[..., None])
-    return grid
 
 
 def main() -> None:

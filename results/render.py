@@ -206,35 +206,6 @@ def training_runs(results: dict[str, Any]) -> str:
     return markdown(["method", "seeds", "test accuracy, %", "member accuracy, %", "NLL"], lines)
 
 
-def demo(results: dict[str, Any]) -> str:
-    """Every score of the demo, and the differences of feature-WGD vs two others."""
-    seeds, scores, paired = results["settings"]["seeds"], results["scores"], results["feature-WGD minus"]
-    test_sets = list(scores["feature-WGD"])
-    means, differences = [], []
-    for key, title, digits in (
-        ("accuracy", "accuracy, %", 1),
-        ("nll", "NLL", 3),
-        ("disagreement", "disagreement, %", 1),
-    ):
-        means.append([title, *[""] * len(test_sets)])
-        for method, of in scores.items():
-            if not (key == "disagreement" and method == "Single"):
-                means.append([method, *(_plus_minus(of[t][key]["mean"], of[t][key]["sd"], digits) for t in test_sets)])
-    for key, title, digits in (("accuracy", "accuracy, %", 2), ("nll", "NLL", 3)):
-        differences.append([title, *[""] * len(test_sets)])
-        for method, of in paired.items():
-            cells = [f"{of[t][key]['mean']:+.{digits}f} ± {of[t][key]['ci95']:.{digits}f}" for t in test_sets]
-            differences.append([method, *cells])
-    return "\n\n".join(
-        [
-            f"Two-view digits: mean ± standard deviation over {seeds} seeds",
-            markdown(["", *test_sets], means),
-            "feature-WGD minus …: mean of the paired differences ± half of the 95 % confidence interval",
-            markdown(["", *test_sets], differences),
-        ]
-    )
-
-
 def _group(group: dict[str, Any]) -> dict[str, Any]:
     return {**group, "baseline": group.get("against")}
 
@@ -334,7 +305,3 @@ def _view_metrics(first: str, second: str) -> list[Metric]:
 
 def _head(metric: Metric) -> str:
     return f"{current_words(metric.title)} {({'higher': '↑', 'lower': '↓'}).get(metric.better, '')}".strip()
-
-
-def _plus_minus(mean: float, sd: float, digits: int) -> str:
-    return f"{mean:.{digits}f} ± {sd:.{digits}f}"

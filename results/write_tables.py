@@ -5,7 +5,7 @@
 
 A page marks the place of a table by two comments, and the text between them is generated:
 
-    <!-- demo: from results/demo.json -->
+    <!-- demo: from results/demo_study.json -->
     <!-- end -->
 
 To publish a new result, put its JSON file here, add the two comments to a page and a line to TABLES.
@@ -57,8 +57,8 @@ def benchmark(module: str, key: str = "rows") -> Render:
 
 
 TABLES = (
-    ResultTable("docs/demo.md", "demo", "demo.json", render.demo),
-    ResultTable("docs/demo.md", "demo-study", "demo_study.json", render.study),
+    ResultTable("docs/demo.md", "demo", "demo_study.json", render.study),
+    ResultTable("docs/demo.md", "tuning-two-views", "tuning_two_view_digits.json", render.tuning),
     ResultTable("docs/results.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
     ResultTable("docs/results.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),

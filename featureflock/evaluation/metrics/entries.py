@@ -146,7 +146,8 @@ def _one_view(name: str, title: str, digits: str) -> Metric:
 
 
 def _view_difference(name: str, meaning: str) -> Metric:
-    key, title, meaning = f"view_{name}", name.replace("_", " "), f"difference between two members in the {meaning}"
+    title = "View difference" if name == "difference_by_input" else "View difference on average"
+    key, meaning = f"view_{name}", f"difference between two members in the {meaning}"
     return Metric(key, title, "", "fixed:3", lambda run: getattr(run.view_results, name, None), meaning, "views")
 
 
