@@ -34,9 +34,8 @@ def demo(results: dict[str, Any]) -> Figure:
             difference = (row.get("differences") or {}).get(key)
             half = factor * (difference["high"] - difference["low"]) / 2 if difference else 0
             axes.errorbar(k, factor * numbers["mean"], half, fmt="o", ms=7, capsize=4, color=COLOURS[k + 1])
-        axes.set_xticks(
-            range(len(rows)), [row["title"].replace(", ", "\n").replace(" ", "\n", 1) for row in rows], fontsize=8
-        )
+        labels = [row["title"].replace("-", "-\n").replace("Deep ", "Deep\n").replace(", ", "\n") for row in rows]
+        axes.set_xticks(range(len(rows)), labels, fontsize=8)
         axes.set_xlim(-0.5, len(rows) - 0.5)
         axes.set_title(title, loc="left", fontsize=10)
         axes.grid(axis="y", alpha=0.3)
