@@ -31,8 +31,9 @@ from scipy.special import log_softmax, logsumexp
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
 from featureflock.data import Digits, Splits, TensorExamples
 from featureflock.evaluation.calibration import BOUNDS, halves
-from featureflock.evaluation.evaluate import EvaluationPlan, measure_run
+from featureflock.evaluation.evaluate import measure_run
 from featureflock.evaluation.metrics.registry import summarise
+from featureflock.evaluation.plan import EvaluationPlan
 from featureflock.evaluation.predictions import Predictions, load_predictions, write_cache
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun

@@ -59,6 +59,9 @@ def benchmark(module: str, key: str = "rows") -> Render:
 TABLES = (
     ResultTable("docs/demo.md", "demo", "demo_study.json", render.study),
     ResultTable("docs/demo.md", "tuning-two-views", "tuning_two_view_digits.json", render.tuning),
+    ResultTable(
+        "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
+    ),
     ResultTable("docs/results.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
     ResultTable("docs/results.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,9 @@ from featureflock.core.kernels import RBF, Kernel
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import WGD, Rule
 from featureflock.core.transport import Subspace, TransportConfig, ascent_direction, check_finite
+
+_LAST_SHAPES: "WeakKeyDictionary[ParticleLayer, tuple[int, int]]" = WeakKeyDictionary()
+"""Members and data points of the last call of each layer."""
 
 
 class ParticleLayer(nn.Module):
@@ -118,6 +122,7 @@ class ParticleLayer(nn.Module):
         config.check(features.shape[0])
         self._check_factors()
         if not torch.compiler.is_compiling():
+            self._check_order(features)
             self._warn_about_parts()
             if features.device.type == "cpu":
                 check_finite(features if mask is None else features.masked_fill(~mask, 0.0), "features")
@@ -166,6 +171,19 @@ class ParticleLayer(nn.Module):
 
     def _config(self) -> TransportConfig:
         return TransportConfig(self.prior, self.kernel, self.rank, self.subspace, self.rule, self.repulsion)
+
+    def _check_order(self, features: Tensor) -> None:
+        """Raise ValueError if the first dimension varies and the second does not: (batch, members, …)."""
+        members, batch = features.shape[:2]
+        before = _LAST_SHAPES.get(self, (members, batch))
+        _LAST_SHAPES[self] = members, batch
+        if features.ndim > 2 and members != before[0] and batch == before[1]:
+            del _LAST_SHAPES[self]
+            raise ValueError(
+                f"ParticleLayer got features of {before[0]} and then of {members} members, each with {batch} data "
+                "points; features must be (members, batch, …): transpose them if they are (batch, members, …), and use "
+                "another layer for another number of members."
+            )
 
     def _warn_about_parts(self) -> None:
         """Warn if other processes have other parts of the batch, which the repulsion would ignore."""

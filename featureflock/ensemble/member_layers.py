@@ -76,9 +76,9 @@ class MemberLayer(nn.Module):
 
     def _batched(self, x: Tensor) -> Tensor:
         """x with the rows of all members: an input without a batch, such as positions (1, T), is repeated."""
-        if self.rows is None or len(x) % self.rows == 0:
+        if self.rows is None or x.shape[0] % self.rows == 0:
             return x
-        if len(x) == 1:
+        if x.shape[0] == 1:
             return x.expand(self.rows, *x.shape[1:])
         name = type(getattr(self, "base", self)).__name__
         raise ValueError(
@@ -121,7 +121,7 @@ class RankOne(MemberLayer):
             offset = torch.arange(len(s), device=x.device).mul(s.shape[1]).view(-1, *[1] * (index.ndim - 1))
             scale = F.embedding(index + offset, s.reshape(-1, 1)) * self._aligned(self.r, index.ndim + 1, -1)
             return (self._split(self._product(self.base, x)) * scale).flatten(0, 1)
-        if self._scales_weights(x):
+        if not torch.compiler.is_exporting() and self._scales_weights(x):  # an exported graph is for any batch size
             return self._products(x)
         channel = -1 if isinstance(self.base, nn.Linear) else 2
         x = self._split(x)

@@ -68,22 +68,22 @@ class SharedMembers(nn.Module):
         count = last - first
         images = [p for p in self.network.parameters() if p.ndim == 4]
         sizes: list[int] = []
-        map_tensors(lambda t: sizes.append(len(t)) if t.ndim else None, (args, kwargs))
+        map_tensors(lambda t: sizes.append(t.shape[0]) if t.ndim else None, (args, kwargs))
         batch = sizes[0] if sizes else 0
 
         last_format = torch.channels_last
         in_last_format = any(p.is_contiguous(memory_format=last_format) and not p.is_contiguous() for p in images)
 
         def repeat(t: Tensor) -> Tensor:
-            if not t.ndim or len(t) != batch:
+            if not t.ndim or t.shape[0] != batch:
                 return t
-            rows: Tensor = t.expand(count, *t.shape).flatten(0, 1)
+            rows = t.repeat(count, *[1] * (t.ndim - 1))
             if t.ndim == 4 and in_last_format:  # also the strides of a dimension of size 1, which kernels look at
                 rows = torch.empty_like(rows, memory_format=last_format).copy_(rows)
             return rows
 
         def split(t: Tensor) -> Tensor:
-            return t.unflatten(0, (count, batch)) if t.ndim and len(t) == count * batch else t
+            return t.unflatten(0, (count, batch)) if t.ndim and t.shape[0] == count * batch else t
 
         args, kwargs = map_tensors(repeat, (args, kwargs))
         layers = [m for m in self.modules() if isinstance(m, MemberLayer)]

@@ -30,7 +30,7 @@ for path in sorted(Path("run/checkpoints").iterdir())[1:]:
     path.unlink()
 run("train", "digits", *parts, "--epochs", "3", "--out", "run", "--resume")
 run("evaluate", "run", "--out", "evaluation")
-parts += ["--epochs", "1", "--held-out", "100", "--precisions", "0.01", "0.1"]
+parts += ["--epochs", "1", "--held-out", "100", "--seeds", "1", "--space", "method.prior.precision=0.01,0.1"]
 run("tune", "digits", *parts, "--by", "worst_member")
 
 import featureflock as ff
@@ -59,5 +59,5 @@ def test_components_of_a_plug_in_work_on_the_command_line(tmp_path):
     assert re.search(r"Worst member, % ↑ +\d", evaluated)
     results = json.loads((tmp_path / "evaluation" / "results.json").read_text())
     assert 0.5 < results["runs"][0]["summary"]["worst_member"] <= 1
-    assert "Best by worst_member on the held-out examples: precision 0." in output
+    assert "smoothed MAP, best by worst_member: precision 0." in output
     assert "loaded Fourier Laplace" in output

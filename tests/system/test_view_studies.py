@@ -30,7 +30,7 @@ def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):
     assert (tmp_path / "deep-ensembles" / "predictions" / "only-left.safetensors").is_file()
     page = write_report(found.results, found.images, tmp_path / "report").read_text()
     assert "Which view members use" in page
-    assert "difference by input" in page
+    assert "View difference" in page
     figure = ElementTree.parse(tmp_path / "report" / "figures" / "views.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     assert len(figure.findall(f".//{space}circle")) == 2 * 3
@@ -59,4 +59,4 @@ def test_studies_of_views_run(study, tmp_path):
     assert "view_difference_on_average" in rows[0]["ours"]
     assert rows[0]["ours"]["view_difference_by_input"]["mean"] == 0  # a single network
     assert rows[3]["ours"]["view_difference_by_input"]["mean"] > 0
-    assert "| difference by input |" in (tmp_path / "smoke" / f"{study}.md").read_text()
+    assert "| View difference |" in (tmp_path / "smoke" / f"{study}.md").read_text()

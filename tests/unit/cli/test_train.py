@@ -111,7 +111,7 @@ def test_components_are_chosen_by_name_and_their_fields_are_flags(monkeypatch):
         ],
         *["--model=cnn", "--model.width", "8", "--method.kernel", "rbf", "--method.kernel.bandwidth", "official"],
     )
-    assert recipe.method == FeatureWGD(ff.Normal(0.5), ff.RBF("official"), rule=ff.SteinWGD(eta=0.1))
+    assert recipe.method == FeatureWGD(ff.Normal(0.5), ff.RBF("official"), 1, rule=ff.SteinWGD(eta=0.1))
     assert recipe.model == CNNConfig(8)
     assert parsed(monkeypatch, "digits", "--method", "feature-map")[0].method == FeatureMAP()
     single, _ = parsed(monkeypatch, "digits", "--method", "single")

@@ -34,7 +34,7 @@ def test_the_space_is_that_of_the_flags(tmp_path, capsys):
     main([*QUICK, *space, "--out", str(tmp_path)])
     (method,) = json.loads((tmp_path / "tune-digits-cnn.json").read_text())["methods"]
     tried = {candidate["values"]["method.repulsion"] for candidate in method["candidates"]}
-    assert tried == {1.0, 2, 8}  # and the recipe's own value
+    assert tried == {5.0, 2, 8}  # and the recipe's own value
     best = method["candidates"][0]["values"]["method.repulsion"]
     printed = " ".join(capsys.readouterr().out.split())
     command = "featureflock train digits-cnn --members 2 --epochs 1 --subset 100 --method.rank 1"

@@ -271,3 +271,16 @@ def test_a_tensor_scale_is_read_in_the_forward_pass():
     scale.fill_(1.0)
     loss.backward()
     assert_close(h.grad, 8 * expected(h, classifier))
+
+
+def test_features_with_the_batch_first_are_refused_when_the_batch_size_changes():
+    """(batch, members, H): the first dimension varies with the last batch of an epoch, the second does not."""
+    layer, members = ff.ParticleLayer(), 3
+    layer(torch.randn(8, members, 5, requires_grad=True))
+    with pytest.raises(ValueError, match=r"features of 8 and then of 6 members.*transpose them"):
+        layer(torch.randn(6, members, 5, requires_grad=True))
+    for batch in (8, 6, 6, 1):
+        ff.ParticleLayer()(torch.randn(members, batch, 5, requires_grad=True))
+    layer = ff.ParticleLayer()
+    for batch in (8, 6):
+        layer(torch.randn(members, batch, 5, requires_grad=True))

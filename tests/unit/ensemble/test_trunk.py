@@ -309,3 +309,20 @@ def test_keyword_inputs_reach_extractors_without_a_trunk():
 def test_wrong_trunks_are_refused():
     with pytest.raises(ValueError, match="trunk must be a module"):
         ff.Ensemble([make_extractor()], make_head(), trunk="resnet")
+
+
+@pytest.mark.parametrize("sharing", ["trunk", "LoRA", "rank one"])
+def test_export_with_torch(sharing):
+    """With any batch size; of rank-one members with that of the example."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+    shared = {"trunk": None, "LoRA": ff.lora(network, N, 2, ["0"]), "rank one": ff.rank_one(network, N)}[sharing]
+    extractors = [copy.deepcopy(network) for _ in range(N)] if shared is None else shared
+    trunk = nn.Linear(5, 5) if shared is None else None
+    ens = ff.Ensemble(extractors, nn.Linear(4, C), ff.ParticleLayer(), trunk=trunk).eval()
+    x = torch.randn(B, 5)
+    dynamic = None if sharing == "rank one" else ({0: torch.export.Dim("batch", min=2, max=64)},)
+    exported = torch.export.export(ens, (x,), dynamic_shapes=dynamic).module()
+    assert_close(exported(x), ens(x))
+    if dynamic is not None:
+        assert_close(exported(x[:3]), ens(x[:3]))

@@ -20,7 +20,7 @@ from featureflock.data import CustomData, Digits
 from featureflock.evaluation import METRICS, EvaluationProtocol, EvaluationResults, Metric, evaluate_runs
 from featureflock.evaluation.cam_cache import load_maps
 from featureflock.evaluation.comparison import notes
-from featureflock.evaluation.evaluate import plan_evaluation
+from featureflock.evaluation.plan import plan_evaluation
 from featureflock.evaluation.predictions import load_predictions
 from featureflock.evaluation.runs import read_run
 from featureflock.methods import DeepEnsembles, Single

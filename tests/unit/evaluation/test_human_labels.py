@@ -14,12 +14,12 @@ from scipy.stats import entropy, spearmanr
 from featureflock import evaluation as ev
 from featureflock.data import Digits
 from featureflock.evaluation import EvaluationProtocol, evaluate_runs
-from featureflock.evaluation.evaluate import plan_evaluation
 from featureflock.evaluation.human_labels import (
     calibrated_human_scores,
     human_scores,
     read_human_labels,
 )
+from featureflock.evaluation.plan import plan_evaluation
 from featureflock.evaluation.predictions import load_predictions
 from featureflock.report.tables import comparison
 

@@ -1,0 +1,64 @@
+"""How the runs of an evaluation are calibrated: by cross-validation, or on validation examples."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from featureflock.evaluation.calibration import BOUNDS
+from featureflock.evaluation.compute_predictions import EvaluationProgress, Task, missing_predictions, run_tasks
+from featureflock.evaluation.plan import EvaluationPlan
+from featureflock.evaluation.predictions import Predictor, load_predictions
+from featureflock.evaluation.run_predictions import Calibration, HeldOutCalibration, cross_validation
+from featureflock.evaluation.runs import group_runs
+from featureflock.evaluation.test_sets import CalibrationChoice, EvaluationSet, has_one_class
+from featureflock.training.compute import ComputeConfig
+
+
+def choose_calibrations(
+    plans: Sequence[EvaluationPlan], choice: CalibrationChoice, compute: ComputeConfig, progress: EvaluationProgress
+) -> tuple[Mapping[str, Calibration], str]:
+    """How each run is calibrated, the same way for all, and a note if it is not by cross-validation.
+
+    A temperature from validation examples is shared by the runs that differ in their seed alone.
+    """
+    runs = [(run, name, plan) for plan in plans for run, name in zip(plan.runs, plan.names, strict=True)]
+    crossed: tuple[dict[str, Calibration], str] = {str(run): cross_validation for run, _, _ in runs}, ""
+    at_bound = 0
+    if not all(has_one_class(plan.splits) for plan in plans):
+        if choice == "held-out":
+            raise ValueError("Only classification, with one class per example, is calibrated on validation examples.")
+        return crossed
+    if choice == "auto":
+        for run, _, plan in runs:
+            log_probs, labels, _ = load_predictions(run, plan.test_sets[0])
+            at_bound += BOUNDS[0] in cross_validation(log_probs, labels, range(len(log_probs))).temperatures
+    if choice == "cross-validation" or (choice == "auto" and not at_bound):
+        return crossed
+    sets: dict[str, EvaluationSet] = {}
+    tasks = list[Task]()
+    for run, name, plan in runs:
+        validation = plan.validation_set(run)
+        if validation is None:
+            if choice == "auto":
+                return crossed
+            advice = "train it with --validation 500, or choose another --calibration"
+            raise ValueError(f"{run} has no validation examples to fit a temperature on; {advice}.")
+        sets[str(run)] = validation
+        tasks += missing_predictions(Predictor(run, compute), name, [validation])
+    run_tasks(tasks, progress)
+    held_out: dict[str, HeldOutCalibration] = {}
+    for group in group_runs([run for run, _, _ in runs]):
+        predictions = [load_predictions(run, sets[str(run)]) for run in group.runs]
+        log_probs, labels = torch.cat([p.log_probs for p in predictions], 1), torch.cat([p.labels for p in predictions])
+        held_out |= dict.fromkeys(map(str, group.runs), HeldOutCalibration(log_probs, labels))
+    if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out.values()):
+        return crossed
+    why = (
+        f" On the clean test set, {at_bound} of {len(runs)} runs predict a half of the cross-validation without "
+        "error, which determines no temperature."
+        if at_bound
+        else ""
+    )
+    count = f"{len(next(iter(sets.values())).positions):,} validation examples"
+    note = f"Each row has one temperature for all test sets, fitted on the {count} of each of its runs.{why}"
+    return held_out, note
