@@ -33,7 +33,8 @@ different halves still know the digit when one half is blank.
   feature-WGD, tuned      and the strength of the repulsion τ that validation images chose
 """
 _TUNED = "feature-WGD, tuned"
-_COLUMNS = ("accuracy", "nll", "one_view_accuracy", "one_view_nll", "view_difference_by_input", "disagreement")
+_COLUMNS = ("accuracy", "nll", "one_view_accuracy", "one_view_nll", "corrupted_accuracy", "corrupted_nll")
+_COLUMNS += ("view_difference_by_input", "disagreement")
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Options:
     """Compare five methods on two-view digits, a built-in data set, in about a minute.
 
     Each image shows two scans of the same digit side by side, so either half determines the class. The table shows how
-    accurate the ensembles are on whole images and with one half blank, and how much members differ in the half that
-    they rely on.
+    accurate the ensembles are on whole images, with one half blank, and with noise or low contrast, and how much members
+    differ in the half that they rely on.
     """
 
     seeds: int = 5
@@ -108,6 +109,7 @@ def story(results: Mapping[str, Any]) -> list[str]:
         "one_view_accuracy": "Accuracy with one half blank",
         "nll": "NLL on whole images",
         "one_view_nll": "NLL with one half blank",
+        "corrupted_accuracy": "Accuracy with noise or low contrast",
         "view_difference_by_input": "Difference between members in the half that they rely on",
     }
     sentences = [f"{_TUNED} vs {DeepEnsembles.title}:"]

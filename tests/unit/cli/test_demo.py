@@ -37,7 +37,14 @@ def test_one_seed_prints_the_table_and_writes_the_page(tmp_path, capsys, monkeyp
 
 def test_the_story_has_the_differences_and_their_significance():
     def row(title: str, accuracy: float, low: float | None, high: float | None) -> dict:
-        keys = ("accuracy", "one_view_accuracy", "nll", "one_view_nll", "view_difference_by_input")
+        keys = (
+            "accuracy",
+            "one_view_accuracy",
+            "nll",
+            "one_view_nll",
+            "corrupted_accuracy",
+            "view_difference_by_input",
+        )
         difference = {"mean": accuracy - 0.9, "low": low, "high": high, "seeds": 5}
         return {
             "title": title,
@@ -54,7 +61,7 @@ def test_the_story_has_the_differences_and_their_significance():
         f"  Accuracy with one half blank: {better}",
     ]
     assert sentences[2].endswith("0.9200 against 0.9000, +0.0200 [0.0100, 0.0300], significantly worse.")
-    assert sentences[4].endswith("0.920 against 0.900, +0.020 [0.010, 0.030].")  # neither is better
+    assert sentences[5].endswith("0.920 against 0.900, +0.020 [0.010, 0.030].")  # neither is better
     rows[1] = row("feature-WGD, tuned", 0.92, None, None)  # one seed
     assert story({"rows": rows})[1] == "  Accuracy on whole images: 92.00 % against 90.00 %."
 
