@@ -42,8 +42,8 @@ class Options:
     """Compare five methods on two-view digits, a built-in data set, in about a minute.
 
     Each image shows two scans of the same digit side by side, so either half determines the class. The table shows how
-    accurate the ensembles are on whole images, with one half blank, and with noise or low contrast, and how much members
-    differ in the half that they rely on.
+    accurate the ensembles are on whole images, with one half blank, and with noise or low contrast, and how much
+    members differ in the half that they rely on.
     """
 
     seeds: int = 5
