@@ -42,7 +42,7 @@ from featureflock.training.validation import DivergenceError
 from featureflock.utils.files import write_atomically
 from featureflock.utils.progress import ProgressCallback, no_progress
 
-FIRST_SEED, _POLL_SECONDS = 100, 5.0
+FIRST_SEED, _POLL_SECONDS = 100, 1.0
 """First seed of the runs, chosen so that later comparisons with seeds 0, 1, … share none with the search."""
 _DIVERGED = "diverged.json"
 
