@@ -35,7 +35,8 @@ class Search:
     budget: int = 20
     """Largest number of training runs of each method."""
     seeds: int = 3
-    """Seeds of the last candidates. Of those trained with one seed, a third is trained with a second, and so on."""
+    """Number of seeds of the last candidates, from 100 + --seed on. Of those trained with one seed, a third is trained
+    with a second, and so on."""
     by: str = "nll"
     """Metric to choose by, on the held-out examples and averaged over seeds: nll, accuracy, brier, ece, corrupted_nll,
     or any other metric that can rank candidates."""
@@ -154,6 +155,8 @@ def _check(recipes: Mapping[str, Recipe], spaces: Mapping[str, Any], search: Sea
         raise ValueError(f"--accuracy-tolerance must be at least 0 points; got {search.accuracy_tolerance}.")
     for title, recipe in recipes.items():
         ranking_metric(search.by, recipe.data.task.kind)
+        if recipe.split_seed:
+            raise ValueError("tune holds out other examples for each seed; leave --split-seed out.")
         points = draw_candidates(recipe, spaces[title], float("inf"))
         rounds(len(points), search.budget, search.seeds)
 

@@ -43,7 +43,7 @@ from featureflock.utils.files import write_atomically
 from featureflock.utils.progress import ProgressCallback, no_progress
 
 FIRST_SEED, _POLL_SECONDS = 100, 1.0
-"""First seed of the runs, chosen so that later comparisons with seeds 0, 1, … share none with the search."""
+"""Added to the recipe's seed, so that later comparisons with seeds 0, 1, … share none with the search."""
 _DIVERGED = "diverged.json"
 
 
@@ -132,7 +132,7 @@ def tune(
         folder: folder for the runs; finished runs in it are not trained again.
         space: values to try by field; by default those of the method: `default_space(recipe)`.
         budget: largest number of training runs.
-        seeds: number of seeds of the last candidates; 1 to train every candidate once.
+        seeds: number of seeds of the last candidates, from 100 + recipe.seed on; 1 to train every candidate once.
         by: key of the metric that ranks candidates, on the held-out examples.
         accuracy_tolerance: candidates whose accuracy is lower than the best by more than this fraction are not chosen.
         held_out: number of held-out examples; by default a fifth of the training set, at most 5,000.
@@ -145,6 +145,8 @@ def tune(
     metric = ranking_metric(by, recipe.data.task.kind)
     if accuracy_tolerance is not None and recipe.data.task.kind != Classification.kind:
         raise ValueError("accuracy_tolerance is for classification only; leave it out.")
+    if recipe.split_seed:
+        raise ValueError("tune holds out other examples for each seed; leave split_seed at 0.")
     chosen = {canonical(field): tuple(values) for field, values in (space or default_space(recipe)).items()}
     data = HeldOut(recipe.data, _held_out_count(recipe) if held_out is None else held_out, recipe.split_seed)
     grid = draw_candidates(recipe, chosen, math.inf)
@@ -157,7 +159,7 @@ def tune(
     notes: list[str] = []
     for round_, count in enumerate(counts):
         candidates, eliminated = candidates[:count], [*candidates[count:], *eliminated]
-        seed = FIRST_SEED + round_
+        seed = FIRST_SEED + recipe.seed + round_
         runs = [_run(candidate, data, seed, Path(folder)) for candidate in candidates]
         log(f"Round {round_ + 1} of {len(counts)}: {count} candidates with seed {seed}.")
         finish(runs, progress=progress, log=log)

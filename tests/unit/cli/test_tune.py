@@ -58,6 +58,7 @@ def test_the_space_is_that_of_the_flags(tmp_path, capsys):
         ([*QUICK, "--seeds", "0"], "seeds must be at least 1"),
         ([*QUICK, "--budget", "2"], "budget at least seeds"),
         ([*QUICK, "--workers", "0"], "--workers must be at least 1"),
+        ([*QUICK, "--split-seed", "1"], "leave --split-seed out"),
         ([*QUICK, "--accuracy-tolerance", "-1"], "at least 0 points"),
         (["digits-cnn", "--held-out", "1200"], "0 to 1199"),
     ],

@@ -147,6 +147,11 @@ def test_each_seed_holds_out_other_examples(tmp_path):
     assert sorted(results) == [FIRST_SEED, FIRST_SEED + 1]
     seeds = [(r.recipe["data"]["seed"], r.recipe["split_seed"], r.recipe["seed"]) for r in results.values()]
     assert seeds == [(100, 100, 100), (101, 101, 101)]
+    other = tune(replace(QUICK, seed=7), tmp_path, space={"epochs": (1,)}, budget=1, seeds=1, held_out=100)
+    assert list(other.candidates[0].results) == [107]
+    assert other.best.seed == 7
+    with pytest.raises(ValueError, match="leave split_seed at 0"):
+        tune(replace(QUICK, split_seed=1), tmp_path, held_out=100)
 
 
 def test_custom_data_and_a_model_that_cannot_be_rebuilt_from_json(tmp_path):
