@@ -33,8 +33,10 @@ different halves still know the digit when one half is blank.
   feature-WGD, tuned      and the strength of the repulsion τ that validation images chose
 """
 _TUNED = "feature-WGD, tuned"
-_COLUMNS = ("accuracy", "nll", "one_view_accuracy", "one_view_nll", "corrupted_accuracy", "corrupted_nll")
-_COLUMNS += ("view_difference_by_input", "disagreement")
+_COLUMNS = (
+    *("accuracy", "nll", "one_view_accuracy", "one_view_nll", "corrupted_accuracy", "corrupted_nll"),
+    *("view_difference_by_input", "disagreement"),
+)
 
 
 @dataclass(frozen=True)
