@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("data", "train", "evaluate", "report", "tune", "reproduce", "predict", "demo")
+COMMANDS = ("data", "train", "evaluate", "report", "tune", "reproduce", "predict", "export", "demo")
 OUTSIDE = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 DRIVER = """
