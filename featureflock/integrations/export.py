@@ -41,9 +41,9 @@ def export(
         ff.export(ens, "model.pt2", x)          # for torch.export.load
 
     The file has one input, `input`, in the shape and type of the example, whose first dimension is the batch. Its
-    outputs are named: `probabilities` of classes or labels, or `mean` and `variance` of regression, averaged over members
-    and calibrated as in `Ensemble.predict`. The ensemble is not changed, and the file is on the CPU in eval mode. Before
-    the file is written, its prediction of the example is compared with that of the ensemble.
+    outputs are named: `probabilities` of classes or labels, or `mean` and `variance` of regression, averaged over
+    members and calibrated as in `Ensemble.predict`. The ensemble is not changed; its copy in the file is in eval mode,
+    on the CPU. Before the file is written, its prediction of the example is compared with that of the ensemble.
 
     Args:
         ens: the ensemble, with any members, trunk, heads and mode of execution.
@@ -166,6 +166,9 @@ def _onnx_file(program: torch.export.ExportedProgram, names: list[str]) -> bytes
             verbose=False,
         )
         assert exported is not None
+        for value in (value for node in exported.model.graph.all_nodes() for value in node.outputs):
+            if value.name in ("input", *names) and not value.is_graph_output():
+                value.name = f"{value.name}_inner"  # names must be unique, and the exporter does not check them
         data: bytes = exported.model_proto.SerializeToString()
     except Exception as error:
         raise ValueError(f"This ensemble cannot be converted to ONNX; export to .pt2. {_first_line(error)}") from error
