@@ -4,11 +4,12 @@ import copy
 import importlib
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.small_ensembles import train_small
+from helpers.small_ensembles import copy_run, train_small
 from torch import nn
 
 import featureflock as ff
@@ -18,6 +19,7 @@ from featureflock.distributed.mesh import Axis, Mesh
 from featureflock.evaluation.runs import read_run
 from featureflock.integrations.export import export
 from featureflock.methods import FeatureWGD
+from featureflock.training.recipes import RECIPES
 
 N, C = 2, 4
 ONNX = pytest.param(
@@ -235,3 +237,18 @@ def test_command_line(ending, monkeypatch, capsys, tmp_path):
     check(out, images, {"probabilities": expected}, atol=1e-4)  # temperatures are fitted by two algorithms
     inputs = InputFormat.from_json(read_run(run).folder.read("inputs.json"))
     torch.testing.assert_close(inputs.network_inputs(images), test.x[:50] / 16)
+
+
+def test_command_line_with_a_table(monkeypatch, tmp_path):
+    """The file takes rows in the units of the training data, and predicts in the unit of the targets."""
+    recipe = replace(RECIPES["diabetes"].recipe, members=2, epochs=2)
+    copy_run(recipe, tmp_path / "run")
+    out = tmp_path / "model.pt2"
+    monkeypatch.setattr(sys, "argv", ["featureflock", "export", str(tmp_path / "run"), "--out", str(out)])
+    cli.main()
+    test, ens = recipe.data.load().test, ff.load(tmp_path / "run" / "ensemble")
+    x = next(iter(test.batches([torch.arange(9)], torch.device("cpu")))).x
+    mean, variance = ens.predict(x)
+    assert 50 < mean.mean() < 300
+    for name, values in (("mean", mean), ("variance", variance)):
+        torch.testing.assert_close(predictions(out, test.x[:9])[name], values, rtol=1e-5, atol=0)
