@@ -11,7 +11,7 @@ from featureflock.version import __version__
 __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform", "transport"]
 __all__ += ["ParticleLayer", "particle_loss"]
 __all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
-__all__ += ["lora", "rank_one", "tune"]
+__all__ += ["export", "lora", "rank_one", "tune"]
 __all__ += ["corruptions", "data", "evaluate", "evaluation", "methods", "models", "studies", "tasks", "training"]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock.distributed.mesh import MeshShape, join_mesh
     from featureflock.ensemble import Ensemble, load, lora, rank_one, save
     from featureflock.evaluation import calibrate, evaluate
+    from featureflock.integrations.export import export
     from featureflock.studies import tune
     from featureflock.tasks import Uncertainty
 else:
@@ -30,6 +31,7 @@ else:
         "distributed.mesh": "MeshShape join_mesh",
         "ensemble": "Ensemble load lora rank_one save",
         "evaluation": "calibrate evaluate",
+        "integrations.export": "export",
         "studies": "tune",
         "tasks": "Uncertainty",
     }

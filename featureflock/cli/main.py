@@ -1,4 +1,4 @@
-"""The command line: featureflock data | train | evaluate | report | tune | reproduce | predict | demo.
+"""The command line: featureflock data | train | evaluate | report | tune | reproduce | predict | export | demo.
 
 A command is imported when it is called, and PyTorch and plug-ins with it.
 """
@@ -23,6 +23,7 @@ COMMANDS = {
     "tune": "choose prior precision, rank and repulsion on held-out training examples",
     "reproduce": "train and evaluate a table or figure of the paper",
     "predict": "classify images with a trained run, with uncertainty",
+    "export": "write the calibrated prediction of a trained run to an ONNX or torch.export file",
     "demo": "compare five methods on built-in data, in about a minute",
 }
 

@@ -102,7 +102,10 @@ class InputFormat:
     def batch(self, images: list[Image.Image]) -> Tensor:
         """Convert images returned by `read` to network inputs (B, C, H, W)."""
         x = torch.from_numpy(np.stack([np.array(image) for image in images]))
-        x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+        return self.network_inputs(x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2))
+
+    def network_inputs(self, x: Tensor) -> Tensor:
+        """Normalise inputs (B, …) of this format; images are bytes from 0 to 255, as in image files."""
         if self.white != 255:
             x = (x.float() * (self.white / 255)).round().to(torch.uint8)
         return normalise(x, self.normalisation)

@@ -96,6 +96,18 @@ class MemberLayer(nn.Module):
         parts: Tensor = x.unflatten(0, (last - first, -1))
         return parts
 
+    def _scaled(self, x: Tensor, factor: Tensor, shift: Tensor | None = None) -> Tensor:
+        """factor ∘ x + shift for rows x (k·B, …), with factor and shift (k, 1, …) of each member."""
+        if torch.compiler.is_exporting():  # the strides of products of split rows would fix the batch size
+            x = x * self._repeated_rows(factor, x)
+            return x if shift is None else x + self._repeated_rows(shift, x)
+        parts = self._split(x)
+        return (parts * factor if shift is None else torch.addcmul(shift, parts, factor)).flatten(0, 1)
+
+    def _repeated_rows(self, vectors: Tensor, x: Tensor) -> Tensor:
+        """Vectors (k, 1, …) of each member, repeated for its rows in x: (k·B, …)."""
+        return vectors.expand(-1, x.shape[0] // len(vectors), *vectors.shape[2:]).flatten(0, 1)
+
 
 class RankOne(MemberLayer):
     """Linear layer, convolution or embedding with W_i = W ∘ (r_i s_iᵀ)."""
@@ -116,21 +128,16 @@ class RankOne(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         x = self._batched(x)
         if isinstance(self.base, nn.Embedding):
-            index = self._split(x)
             s = self.own(self.s)  # (k, V)
-            offset = torch.arange(len(s), device=x.device).mul(s.shape[1]).view(-1, *[1] * (index.ndim - 1))
-            scale = F.embedding(index + offset, s.reshape(-1, 1)) * self._aligned(self.r, index.ndim + 1, -1)
-            return (self._split(self._product(self.base, x)) * scale).flatten(0, 1)
+            offset = torch.arange(len(s), device=x.device).mul(s.shape[1]).view(-1, *[1] * x.ndim)
+            scale = F.embedding(x + self._repeated_rows(offset, x), s.reshape(-1, 1))
+            return self._scaled(self._product(self.base, x) * scale, self._aligned(self.r, x.ndim + 2, -1))
         if not torch.compiler.is_exporting() and self._scales_weights(x):  # an exported graph is for any batch size
             return self._products(x)
         channel = -1 if isinstance(self.base, nn.Linear) else 2
-        x = self._split(x)
-        x = (x * self._aligned(self.s, x.ndim, channel)).flatten(0, 1)
-        y = self._split(self._product(self.base, x))
-        r = self._aligned(self.r, y.ndim, channel)
-        if self.bias is None:
-            return (y * r).flatten(0, 1)
-        return torch.addcmul(self._aligned(self.bias, y.ndim, channel), y, r).flatten(0, 1)
+        y = self._product(self.base, self._scaled(x, self._aligned(self.s, x.ndim + 1, channel)))
+        bias = None if self.bias is None else self._aligned(self.bias, y.ndim + 1, channel)
+        return self._scaled(y, self._aligned(self.r, y.ndim + 1, channel), bias)
 
     def _scales_weights(self, x: Tensor) -> bool:
         """Whether W is scaled instead of inputs and outputs: where the matrices of k members are smaller than x."""
@@ -252,11 +259,9 @@ class MemberNorm(MemberLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._batched(x)
-        y = self._split(self.base(x))
-        weight = self._aligned(self.weight, y.ndim)
-        if self.bias is None:
-            return (y * weight).flatten(0, 1)
-        return torch.addcmul(self._aligned(self.bias, y.ndim), y, weight).flatten(0, 1)
+        y = self.base(x)
+        bias = None if self.bias is None else self._aligned(self.bias, y.ndim + 1)
+        return self._scaled(y, self._aligned(self.weight, y.ndim + 1), bias)
 
     def _aligned(self, vectors: Tensor, ndim: int) -> Tensor:
         own, shape = self.own(vectors), vectors.shape[1:]
@@ -289,7 +294,7 @@ class MemberBatchNorm(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         x = self._batched(x)
         first, last = self.part or (0, self.members)
-        rows = zip(range(first, last), x.chunk(last - first), strict=True)
+        rows = zip(range(first, last), self._split(x), strict=True)
         return torch.cat([self._normalise(i, part) for i, part in rows])
 
     def _normalise(self, i: int, x: Tensor) -> Tensor:

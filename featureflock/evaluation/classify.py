@@ -71,7 +71,7 @@ class RunClassifier:
         if task.kind != Classification.kind:
             advice = "in Python, featureflock.load gives its ensemble, and predict(x) its prediction"
             raise ValueError(f"featureflock predict shows one class per image; this run is for {task.name}: {advice}.")
-        self.temperature, self.calibrated_on = _temperature(run, predictor, log)
+        self.temperature, self.calibrated_on = run_temperature(run, predictor, log)
 
     def classify(self, read: Sequence[ReadImage], top: int = 3) -> list[ImagePrediction]:
         """Predictions for images, with the `top` most probable classes. Images are read by `format.read`."""
@@ -97,7 +97,7 @@ class RunClassifier:
         return ClassProbability(label, self.format.name(label), p_c[label].item())
 
 
-def _temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
+def run_temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> tuple[float, str]:
     """The temperature, and what it was fitted on; 1 and "" if the data are not available."""
     if (stored := float(predictor.ensemble.calibration)) != 1:
         return stored, "user-provided data"

@@ -96,6 +96,13 @@ def test_sharing():
     assert names["ens"].predict(x).shape == names["lora"].predict(x).shape == (16, 10)
 
 
+def test_export():
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install featureflock[onnx]")
+    ens, x = ff.Ensemble([nn.Linear(64, 32) for _ in range(3)], nn.Linear(32, 10)), torch.randn(16, 64)
+    names = run_blocks("docs/export.md", {"ens": ens, "x": x})
+    assert torch.allclose(names["probs"], ens.predict(x), rtol=0, atol=1e-5)
+
+
 def test_speed():
     run_blocks("docs/speed.md", {})
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("data", "train", "evaluate", "report", "tune", "reproduce", "predict", "demo")
+COMMANDS = ("data", "train", "evaluate", "report", "tune", "reproduce", "predict", "export", "demo")
 OUTSIDE = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 DRIVER = """
@@ -86,6 +86,7 @@ def test_every_command_works_from_the_installed_wheel(environment):
         ["evaluate", "runs/ours", "runs/baseline", *small],
         ["report", "runs/ours", "runs/baseline", *small],
         ["predict", "runs/ours", "image.png", "--json"],
+        ["export", "runs/ours", "--out", "model.pt2"],
     ]
     report = json.loads(run([environment / "bin" / "python", "-I", "-c", DRIVER, json.dumps(lines)], work))
     assert Path(report["package"]).is_relative_to(environment)
