@@ -79,6 +79,14 @@ def test_the_regressor_predicts_in_the_unit_of_the_targets():
     assert np.sqrt(np.mean((y - mean) ** 2)) == pytest.approx(std.mean(), rel=0.3)
 
 
+def test_the_noise_is_learnt_without_held_out_data():
+    X, y = DIABETES
+    model = regressor(DeepEnsembles(), validation_fraction=0).fit(X, y)
+    residual = np.mean((y - model.predict(X)) ** 2)
+    assert residual < 0.6 * y.var()
+    assert model.predict_uncertainty(X).aleatoric.mean() == pytest.approx(residual, rel=0.3)
+
+
 def test_several_targets():
     X, y = DIABETES
     both = np.stack([y, -2 * y + 5], 1)
