@@ -12,10 +12,11 @@ __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform
 __all__ += ["ParticleLayer", "particle_loss"]
 __all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
 __all__ += ["export", "lora", "rank_one", "tune"]
-__all__ += ["corruptions", "data", "evaluate", "evaluation", "methods", "models", "studies", "tasks", "training"]
+__all__ += ["corruptions", "data", "evaluate", "evaluation", "integrations", "methods", "models"]
+__all__ += ["studies", "tasks", "training"]
 
 if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
-    from featureflock import corruptions, data, evaluation, methods, models, studies, tasks, training
+    from featureflock import corruptions, data, evaluation, integrations, methods, models, studies, tasks, training
     from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, SteinWGD, Uniform, transport
     from featureflock.core.layer import ParticleLayer, particle_loss
     from featureflock.distributed.mesh import MeshShape, join_mesh

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("script", ["compute_options", "methods", "flops_to_accuracy", "sharing"])
+@pytest.mark.parametrize("script", ["compute_options", "methods", "flops_to_accuracy", "sharing", "tabular"])
 def test_a_benchmark_runs_in_this_process(script, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(sys, "argv", [script, "--quick", "--json", str(tmp_path / "out.json")])

@@ -107,6 +107,25 @@ def test_speed():
     run_blocks("docs/speed.md", {})
 
 
+def test_sklearn():
+    names = run_blocks("docs/sklearn.md", {})
+    assert names["model"].score(names["X_test"], names["y_test"]) > 0.93
+    assert names["search"].best_params_["method"] in names["grid"]["method"]
+
+
+def test_sklearn_example_learns():
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "sklearn_estimators.py"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(re.search(r"accuracy ([\d.]+) %", run.stdout)[1]) > 93
+    assert 85 < float(re.search(r"(\d+) % within 2 std", run.stdout)[1]) <= 100
+
+
 def test_example_learns():
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "own_loop.py"],
