@@ -20,9 +20,9 @@ COMMANDS = {
     "train": "train an ensemble with a recipe; an interrupted run can be resumed exactly",
     "evaluate": "compute all metrics of trained runs: clean, corrupted and out-of-distribution",
     "report": "write a page with tables and figures that compares trained runs",
-    "tune": "choose prior precision, rank and repulsion on held-out training examples",
+    "tune": "choose hyper-parameters on held-out examples, within a budget of runs",
     "reproduce": "train and evaluate a table or figure of the paper",
-    "predict": "classify images with a trained run, with uncertainty",
+    "predict": "predict images, or rows of a table, with a trained run and its uncertainty",
     "export": "write the calibrated prediction of a trained run to an ONNX or torch.export file",
     "demo": "compare five methods on built-in data, in about a minute",
 }
