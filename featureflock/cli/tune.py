@@ -17,7 +17,7 @@ from featureflock.methods import METHODS, DeepEnsembles, Single
 from featureflock.report import markdown, terminal_table
 from featureflock.report.tables import Table
 from featureflock.report.tuning import best_settings, tuning_table
-from featureflock.studies.search_space import canonical, default_space, draw_candidates, has_field, rounds
+from featureflock.studies.search_space import canonical, count_candidates, default_space, has_field, rounds
 from featureflock.studies.tuning import Tuning, ranking_metric, tune
 from featureflock.training import LineReporter, ProgressBarReporter, Recipe
 from featureflock.utils.files import check_folder, write_atomically
@@ -157,8 +157,7 @@ def _check(recipes: Mapping[str, Recipe], spaces: Mapping[str, Any], search: Sea
         ranking_metric(search.by, recipe.data.task.kind)
         if recipe.split_seed:
             raise ValueError("tune holds out other examples for each seed; leave --split-seed out.")
-        points = draw_candidates(recipe, spaces[title], float("inf"))
-        rounds(len(points), search.budget, search.seeds)
+        rounds(count_candidates(recipe, spaces[title]), search.budget, search.seeds)
 
 
 def _write(name: str, search: Search, tunings: Sequence[Tuning], tables: Sequence[Table]) -> None:

@@ -114,8 +114,6 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
         raise ValueError(f"{folder / _INDEX} does not describe an ensemble; it was modified after saving.") from error
     if not isinstance(ens, Ensemble):
         raise ValueError(f"{folder / _INDEX} describes a {type(ens).__name__}, not an Ensemble.")
-    if not hasattr(ens, "trunk"):  # saved before there were trunks
-        ens.trunk = None
     ens._parameters.setdefault("log_variance", None)
     dtype = next((p.dtype for p in ens.parameters() if p.is_floating_point()), torch.float32)
     ens._buffers[ens.task.calibration] = torch.ones((), dtype=dtype)
@@ -125,8 +123,7 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
 
 def _set_calibration(ens: Ensemble, index: dict[str, Any]) -> None:
     """The calibration is stored in the index, so that calibrating does not change the weights file."""
-    value = index.get("calibration", index.get("temperature"))
-    setattr(ens, ens.task.calibration, 1.0 if value is None else value)
+    setattr(ens, ens.task.calibration, index["calibration"])
 
 
 def _is_local(cls: type[nn.Module]) -> bool:
@@ -215,7 +212,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if (stride := index["tensors"][key]["stride"]) is not None:
                 tensors[key] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
             tensors[key].requires_grad_(index["tensors"][key]["requires_grad"])
-        if not {*index["state"].values()} <= {*tensors} or not {"modules", "no_modules_because"} <= {*index}:
+        if not {*index["state"].values()} <= {*tensors} or not {"modules", "no_modules_because", "calibration"} <= {
+            *index
+        }:
             raise ValueError(modified)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{folder / name} is not a safetensors file.") from error

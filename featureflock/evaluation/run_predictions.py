@@ -165,7 +165,11 @@ class RunPredictions:
             member_accuracy=metrics.member_accuracy(probs, y),
             reliability={kind: _curve(metrics.reliability(p, y)) for kind, p in kinds.items()},
             risk_coverage={"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
-            by_size=_by_size(log_probs, y, self.clean),
+            by_size=_by_size(
+                len(log_probs),
+                lambda subset: self.clean.calibration(log_probs, y, subset).scores._asdict(),
+                self.clean.scores,
+            ),
             diversity=member_diversity(probs)._asdict() if len(probs) > 1 else {},
         )
 
@@ -217,15 +221,14 @@ class RunPredictions:
         return {kind: schema.MapSimilarity(*values) for kind, values in measures.items()}
 
 
-def _by_size(log_probs_nbc: Tensor, labels: Tensor, clean: SetPredictions) -> dict[str, ScoreDict]:
+def _by_size(members: int, score: Callable[[list[int]], ScoreDict], all_members: TestSetScores) -> dict[str, ScoreDict]:
     """Calibrated scores of sub-ensembles of neighbouring members in a circle, mean over up to 5 starting points."""
-    n, sizes = len(log_probs_nbc), {}
-    starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
-    for size in range(1, n):
-        subsets = ([(start + i) % n for i in range(size)] for start in starts)
-        subset_scores = [clean.calibration(log_probs_nbc, labels, subset).scores for subset in subsets]
-        sizes[str(size)] = mean_scores(subset_scores)._asdict()
-    return {**sizes, str(n): clean.scores.calibrated}
+    starts = sorted({k * members // min(members, SUBSETS_PER_SIZE) for k in range(min(members, SUBSETS_PER_SIZE))})
+    sizes = {}
+    for size in range(1, members):
+        each = [score([(start + i) % members for i in range(size)]) for start in starts]
+        sizes[str(size)] = {key: fmean(scores[key] for scores in each) for key in each[0]}
+    return {**sizes, str(members): all_members.calibrated}
 
 
 def _other_details(task: Task, members: Tensor, y: Tensor, all_members: TestSetScores) -> schema.CleanDetails:
@@ -238,19 +241,13 @@ def _other_details(task: Task, members: Tensor, y: Tensor, all_members: TestSetS
         diversity = {"epistemic_share": share} | (
             {} if task.score == "rmse" else {"mutual_information": epistemic.mean().item()}
         )
-    starts = sorted({k * n // min(n, SUBSETS_PER_SIZE) for k in range(min(n, SUBSETS_PER_SIZE))})
-    sizes = {str(n): all_members.calibrated}
-    for size in range(1, n):
-        subsets = ([(start + i) % n for i in range(size)] for start in starts)
-        each = [cross_validated(task, members[subset], y, shuffles=1)[0] for subset in subsets]
-        sizes[str(size)] = {key: fmean(scores[key] for scores in each) for key in each[0]}
     name = "rmse" if task.score == "rmse" else "label_accuracy"
     return schema.CleanDetails(
         temperature=fit_calibration(task, members, y),
         member_accuracy=[],
         reliability={},
         risk_coverage={},
-        by_size={size: sizes[size] for size in sorted(sizes, key=int)},
+        by_size=_by_size(n, lambda subset: cross_validated(task, members[subset], y, shuffles=1)[0], all_members),
         diversity=diversity,
         member_scores=[scores[name] for scores in single],
     )

@@ -40,28 +40,33 @@ def rounds(points: int, budget: int, seeds: int) -> list[int]:
         raise ValueError(f"seeds must be at least 1 and budget at least seeds; got seeds={seeds} and budget={budget}.")
     if points * seeds <= budget:
         return [points] * seeds
-    fitting = [c for c in range(1, points + 1) if sum(_halved(c, seeds)) <= budget]
+    fitting = [c for c in range(1, min(points, budget) + 1) if sum(_halved(c, seeds)) <= budget]
     return _halved(fitting[-1], seeds)
 
 
-def draw_candidates(recipe: Recipe, space: Space, count: float) -> list[dict[str, Any]]:
-    """`count` different points of the space, the recipe's own values first; all points if there are no more."""
+def count_candidates(recipe: Recipe, space: Space) -> int:
+    """Number of points of the space, with the recipe's own values; a space that cannot be right is refused."""
     for field, values in space.items():
         if not values:
             raise ValueError(f"The search space has no values for {field}; give at least one.")
         for value in values:
             with_values(recipe, {field: value})  # refuses unknown fields and impossible values
+    inside = all(_get(recipe, field) in values for field, values in space.items())
+    return math.prod(len(set(values)) for values in space.values()) + (not inside)
+
+
+def draw_candidates(recipe: Recipe, space: Space, count: int) -> list[dict[str, Any]]:
+    """`count` different points of the space, the recipe's own values first; all points if there are no more."""
     own = {field: _get(recipe, field) for field in space}
     values_of = {field: list(dict.fromkeys(values)) for field, values in space.items()}
-    points = [own] + [dict(zip(values_of, point, strict=True)) for point in itertools.product(*values_of.values())]
-    points = [point for k, point in enumerate(points) if point not in points[:k]]
-    if count >= len(points):
-        return points
+    if count >= count_candidates(recipe, space):
+        grid = (dict(zip(values_of, point, strict=True)) for point in itertools.product(*values_of.values()))
+        return [own, *(point for point in grid if point != own)]
     generator, drawn = random.Random(0), [own]
     while len(drawn) < count:
         columns = []
         for values in values_of.values():
-            column = (values * math.ceil(count / len(values)))[: int(count)]
+            column = (values * math.ceil(count / len(values)))[:count]
             generator.shuffle(column)
             columns.append(column)
         for point in zip(*columns, strict=True):

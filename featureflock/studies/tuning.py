@@ -15,7 +15,6 @@ processes that are started with the same arguments and folder share the work.
 """
 
 import json
-import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,15 @@ from featureflock.evaluation.metrics.registry import METRICS, Metric, find_metri
 from featureflock.evaluation.results import RunResult
 from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.studies.runner import StudyRun, folder_name, in_processes, with_new_data
-from featureflock.studies.search_space import Space, canonical, default_space, draw_candidates, rounds, with_values
+from featureflock.studies.search_space import (
+    Space,
+    canonical,
+    count_candidates,
+    default_space,
+    draw_candidates,
+    rounds,
+    with_values,
+)
 from featureflock.studies.study import Row
 from featureflock.tasks import Classification
 from featureflock.training import ComputeConfig, Recipe, Reporter, train
@@ -149,11 +156,11 @@ def tune(
         raise ValueError("tune holds out other examples for each seed; leave split_seed at 0.")
     chosen = {canonical(field): tuple(values) for field, values in (space or default_space(recipe)).items()}
     data = HeldOut(recipe.data, _held_out_count(recipe) if held_out is None else held_out, recipe.split_seed)
-    grid = draw_candidates(recipe, chosen, math.inf)
-    counts = rounds(len(grid), budget, seeds)
+    points = count_candidates(recipe, chosen)
+    counts = rounds(points, budget, seeds)
     drawn = draw_candidates(recipe, chosen, counts[0])
     candidates = [Candidate(values, with_values(recipe, values), {}) for values in drawn]
-    log(f"{recipe.method.title}: {counts[0]} of {len(grid)} candidates, {' + '.join(map(str, counts))} runs.")
+    log(f"{recipe.method.title}: {counts[0]} of {points} candidates, {' + '.join(map(str, counts))} runs.")
     finish = partial(_finish, protocol=_protocol(metric), compute=compute, workers=workers, reporter=reporter)
     eliminated: list[Candidate] = []
     notes: list[str] = []
@@ -251,7 +258,7 @@ def _finish(
 ) -> None:
     """Train the runs that are not finished, and wait for those that other processes are training."""
     complete = partial(_complete, protocol=protocol, compute=compute)
-    waiting = False
+    waiting, completed = False, set[Path]()
     while queue := [run for run in runs if not _is_done(run)]:
         if workers > 1 and len(queue) > 1:
             _check_picklable(queue[0])
@@ -259,14 +266,15 @@ def _finish(
         else:
             for run in queue:
                 log(f"{run}: {run.folder}")
-                complete(run, reporter())
+                if complete(run, reporter()):
+                    completed.add(run.folder)
         if any(not _is_done(run) for run in runs):
             if not waiting:
                 log("Waiting for runs that other processes are training.")
             waiting = True
             time.sleep(_POLL_SECONDS)
     for run in runs:
-        if run.is_finished:  # by an earlier search, perhaps without these predictions
+        if run.is_finished and run.folder not in completed:  # by another process, perhaps without these predictions
             complete(run, Reporter())
 
 

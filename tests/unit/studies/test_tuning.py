@@ -13,7 +13,7 @@ from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.methods import ADP, DeepEnsembles, FeatureMAP, FeatureWGD, WeightWGD
 from featureflock.models import CustomModelConfig, MLPConfig
 from featureflock.studies import tune
-from featureflock.studies.search_space import default_space, draw_candidates, rounds, with_values
+from featureflock.studies.search_space import count_candidates, default_space, draw_candidates, rounds, with_values
 from featureflock.studies.tuning import FIRST_SEED, Candidate, rank, reliable_metric
 from featureflock.training import Recipe
 
@@ -54,6 +54,15 @@ def test_candidates_are_different_start_with_the_recipe_and_cover_all_values():
     for field, values in SPACE.items():
         assert {point[field] for point in drawn} == set(values)
     assert draw_candidates(QUICK, SPACE, 6) == drawn
+
+
+def test_a_large_space_is_counted_and_not_listed():
+    space = {f"method.{name}": tuple(k / 1000 for k in range(1, 1001)) for name in ("repulsion", "prior.precision")}
+    assert count_candidates(QUICK, space) == 10**6  # with the recipe's own repulsion of 1 and precision of 1e-3
+    assert count_candidates(replace(QUICK, method=FeatureWGD(repulsion=7.0)), space) == 10**6 + 1
+    drawn = draw_candidates(QUICK, space, 5)
+    assert len({tuple(point.values()) for point in drawn}) == 5
+    assert rounds(10**6, 20, 3) == [13, 5, 2]
 
 
 def test_fields_of_components_are_replaced():
