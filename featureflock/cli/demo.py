@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from featureflock.cli.reproduce import run_with_progress, write_pages
-from featureflock.cli.terminal import make_console
+from featureflock.cli.terminal import make_console, resumed_by_same_command
 from featureflock.core.priors import Cauchy
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation.metrics.registry import find_metric
@@ -68,12 +68,10 @@ def main(args: list[str]) -> None:
     console, out = make_console(), options.out
     study = demo_study(options.members, options.epochs)
     console.print(_INTRODUCTION)
-    try:
+    with resumed_by_same_command("the demo"):
         status = run_with_progress(
             console, "demo", study, "paper", out / "runs", seeds=options.seeds, workers=options.workers
         )
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt("stopped; the same command resumes the demo.") from interrupt
     if status.results is None:
         return
     write_atomically(out / "demo.json", (json.dumps(status.results, indent=1) + "\n").encode())

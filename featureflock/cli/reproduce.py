@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from featureflock.cli.terminal import make_console, progress_bar
+from featureflock.cli.terminal import make_console, progress_bar, resumed_by_same_command
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.report import markdown, terminal_table, write_report
 from featureflock.report.tables import beside_paper
@@ -69,18 +69,19 @@ def main(args: list[str]) -> None:
         ]
         _print_cost(console, f"{len(studies)} studies", runs)
     for name, study in studies.items():
-        status = run_with_progress(
-            console,
-            name,
-            study,
-            options.scale,
-            out,
-            seeds=options.seeds,
-            first_seed=options.first_seed,
-            shard=options.shard,
-            workers=options.workers,
-            compute=compute,
-        )
+        with resumed_by_same_command("the study"):
+            status = run_with_progress(
+                console,
+                name,
+                study,
+                options.scale,
+                out,
+                seeds=options.seeds,
+                first_seed=options.first_seed,
+                shard=options.shard,
+                workers=options.workers,
+                compute=compute,
+            )
         print_table(console, name, status, out)
         write_pages(console, status, out / name)
 

@@ -45,3 +45,12 @@ def progress_bar(console: Console, unit: str) -> Iterator[ProgressCallback]:
             bars.update(tasks[0], completed=done, total=total, description=what)
 
         yield update
+
+
+@contextlib.contextmanager
+def resumed_by_same_command(what: str) -> Iterator[None]:
+    """After Ctrl-C, report that the same command resumes: it needs no flag, unlike a single training run."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"stopped; the same command resumes {what}.") from interrupt

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from featureflock.cli.recipe_flags import component_name, read_flags, train_command
-from featureflock.cli.terminal import make_console, progress_bar
+from featureflock.cli.terminal import make_console, progress_bar, resumed_by_same_command
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.methods import METHODS, DeepEnsembles, Single
 from featureflock.report import markdown, terminal_table
@@ -72,7 +72,7 @@ def main(args: list[str]) -> None:
     console = make_console()
     tunings: dict[str, Tuning] = {}
     for title, recipe in recipes.items():
-        with progress_bar(console, "runs") as progress:
+        with resumed_by_same_command("the search"), progress_bar(console, "runs") as progress:
             tolerance = search.accuracy_tolerance
             tunings[title] = tune(
                 recipe,

@@ -67,3 +67,14 @@ def test_mistakes_get_one_sentence(args, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         main([*args, "--out", str(tmp_path / "tuning")])
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_interrupt_says_how_to_resume(tmp_path, monkeypatch):
+    """The search has no --resume, which an interrupted training run would advise."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt("everything is saved; to resume, repeat the command with --resume.")
+
+    monkeypatch.setattr("featureflock.studies.tuning.train", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped; the same command resumes the search\.$"):
+        main([*QUICK, "--seeds", "1", "--out", str(tmp_path)])
