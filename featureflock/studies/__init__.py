@@ -3,7 +3,16 @@
 A new file that adds its study to `STUDIES` is found without further changes.
 """
 
-from featureflock.studies.runner import Shard, StudyRun, StudyStatus, run_study, study_runs, to_train
+from featureflock.studies.runner import (
+    Shard,
+    StudyRun,
+    StudyStatus,
+    measure_study,
+    run_study,
+    study_results,
+    study_runs,
+    to_train,
+)
 from featureflock.studies.study import STUDIES, Row, Scale, Study
 from featureflock.studies.tuning import Tuning, tune
 from featureflock.utils.registry import import_submodules
@@ -19,7 +28,9 @@ __all__ = [
     "StudyRun",
     "StudyStatus",
     "Tuning",
+    "measure_study",
     "run_study",
+    "study_results",
     "study_runs",
     "to_train",
     "tune",

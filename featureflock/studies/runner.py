@@ -174,32 +174,57 @@ def run_study(
     unfinished = [run for run in distinct if not run.is_finished]
     if unfinished:
         return StudyStatus(runs, unfinished)
+    records, evaluations = measure_study(study, runs, protocol, compute, progress=progress, log=log)
+    results = study_results(study, scale, runs, records, evaluations[0].results.runs[0].clean.examples)
+    return StudyStatus(runs, [], results, tuple(evaluations))
+
+
+def measure_study(
+    study: Study,
+    runs: Sequence[StudyRun],
+    protocol: EvaluationProtocol,
+    compute: ComputeConfig = ComputeConfig(),
+    *,
+    progress: ProgressCallback = no_progress,
+    log: Callable[[str], None] = lambda text: None,
+) -> tuple[list[dict[str, Any]], list[Evaluation]]:
+    """Compute the metrics of finished runs: a record for each run, as in `StudyStatus.results["runs"]`."""
+    records: dict[int, dict[str, Any]] = {}
     evaluations: list[Evaluation] = []
-    measured: dict[tuple[Path, int], RunResult] = {}
-    for data in dict.fromkeys(_with_data_seed(run.recipe.data, 0) for run in distinct):
-        group = [run for run in runs if _with_data_seed(run.recipe.data, 0) == data]
+    for data in dict.fromkeys(_with_data_seed(run.recipe.data, 0) for run in runs):
+        group = {i: run for i, run in enumerate(runs) if _with_data_seed(run.recipe.data, 0) == data}
         evaluation = evaluate_runs(
-            [run.folder for run in group],
+            [run.folder for run in group.values()],
             protocol,
-            titles=[run.row.title for run in group],
-            sizes=[run.size for run in group],
+            titles=[run.row.title for run in group.values()],
+            sizes=[run.size for run in group.values()],
             endpoints=study.endpoints,
             compute=compute,
             progress=progress,
             log=log,
         )
         evaluations.append(evaluation)
-        measured |= {(run.folder, run.size): r for run, r in zip(group, evaluation.results.runs, strict=True)}
-    results = {
+        entries = evaluation.results.runs
+        records |= {i: _record(run, entry) for (i, run), entry in zip(group.items(), entries, strict=True)}
+    return [records[i] for i in range(len(runs))], evaluations
+
+
+def study_results(
+    study: Study, scale: Scale, runs: Sequence[StudyRun], records: Sequence[dict[str, Any]], test_examples: int
+) -> dict[str, Any]:
+    """The results of a study from the records of its runs, which may have been trained on several machines.
+
+    Runs without a record are left out: their rows have fewer seeds, or are missing.
+    """
+    return {
         "what": study.title,
         "scale": scale,
-        "test_examples": evaluations[0].results.runs[0].clean.examples,
-        "corrupted_examples": protocol.examples_per_corruption,
-        "rows": _compare(study, runs, measured),
-        "runs": [_summarise(run, measured[run.folder, run.size]) for run in distinct],
+        "test_examples": test_examples,
+        "corrupted_examples": study.protocol(scale).examples_per_corruption,
+        "rows": _compare(study, runs, records),
+        "runs": list(records),
         "provenance": provenance(),
     }
-    return StudyStatus(runs, [], results, tuple(evaluations))
 
 
 def _complete(run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, compute: ComputeConfig) -> bool:
@@ -235,35 +260,28 @@ def in_processes(
             raise
 
 
-def _compare(
-    study: Study, runs: Sequence[StudyRun], measured: dict[tuple[Path, int], RunResult]
-) -> list[dict[str, Any]]:
+def _compare(study: Study, runs: Sequence[StudyRun], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean over seeds of each row, and the differences from its Deep Ensembles."""
-
-    def scores(run: StudyRun) -> dict[str, float]:
-        summary = measured[run.folder, run.size].summary
-        return {name: summary[name] for name in study.columns if name in summary}
-
-    def by_seed(row: Row) -> dict[int, dict[str, float]]:
-        return {run.recipe.seed: scores(run) for run in runs if run.row is row}
-
+    by_title: dict[str, dict[int, dict[str, float]]] = {}
+    for record in records:
+        shown = {key: record["numbers"][key] for key in study.columns if key in record["numbers"]}
+        by_title.setdefault(record["title"], {})[record["seed"]] = shown
     rows = []
     first_seed = [run for run in runs if run.recipe.seed == runs[0].recipe.seed]
-    for run in first_seed:
-        ours = by_seed(run.row)
-        entries = [measured[other.folder, other.size] for other in runs if other.row is run.row]
+    for run in (run for run in first_seed if run.row.title in by_title):
+        ours = by_title[run.row.title]
         names = [name for name in study.columns if all(name in scored for scored in ours.values())]
-        calibrated = [name for name in names if find_metric(name).uncalibrated]
+        at_bound = {name for record in records if record["title"] == run.row.title for name in record["at_bound"]}
         row: dict[str, Any] = {
             "title": run.row.title,
             "members": run.size,
             "ours": {name: mean([scored[name] for scored in ours.values()])._asdict() for name in names},
             "paper": dict(run.row.paper),
-            "at_bound": [name for name in calibrated if any(entry.temperature_at_bound(name) for entry in entries)],
+            "at_bound": [name for name in names if name in at_bound],
         }
-        if baseline := _baseline(run, first_seed):
+        if (baseline := _baseline(run, first_seed)) and baseline.row.title in by_title:
             row["against"] = baseline.row.title
-            differences = paired_differences(ours, by_seed(baseline.row), study.endpoints)
+            differences = paired_differences(ours, by_title[baseline.row.title], study.endpoints)
             row["differences"] = {name: difference._asdict() for name, difference in differences.items()}
         rows.append(row)
     return rows
@@ -279,7 +297,7 @@ def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
     return next(iter(same_size or (candidates if run.size == 1 else [])), None)
 
 
-def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
+def _record(run: StudyRun, entry: RunResult) -> dict[str, Any]:
     result = RunFolder(run.folder).read("result.json")
     return {
         "folder": run.folder.name,
@@ -288,6 +306,7 @@ def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
         "members": entry.members,
         "recipe": entry.recipe,
         "numbers": entry.summary,
+        "at_bound": [key for key in entry.summary if find_metric(key).uncalibrated and entry.temperature_at_bound(key)],
         "train_accuracy": result["train"].get("accuracy", 0.0) / 100,
         "seconds": result["seconds"],
         "commits": sorted({start.get("commit") or "unknown" for start in entry.environment}),

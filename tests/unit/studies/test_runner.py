@@ -308,7 +308,7 @@ def test_endpoints_must_be_columns():
 
 
 def test_the_recipes_of_the_repulsion_study_on_cifar10():
-    base = replace(RECIPES["cifar10-fast"].recipe, precision="bfloat16")
+    base = replace(RECIPES["cifar10-fast"].recipe, epochs=4, precision="bfloat16")
     study, tuned = STUDIES["repulsion-cifar10"], repulsion.TUNED_CIFAR10
     prior = Cauchy(tuned.precision)
     methods = [
@@ -323,8 +323,8 @@ def test_the_recipes_of_the_repulsion_study_on_cifar10():
         assert study.seeds_at(scale) == 5
     assert {recipe.size for _, recipe in study.rows_at("paper")} == {5}
     runs = study_runs(study, "paper", Path())
-    assert runs[0].folder.name == "deep-ensembles-b45de170-seed0"  # the name of a run that exists
-    assert runs[1].folder.name == "feature-wgd-8adbdd21-seed0"
+    assert runs[0].folder.name == "deep-ensembles-ed539f49-seed0"  # the name of a run that exists
+    assert runs[1].folder.name == "feature-wgd-74291ade-seed0"
     assert not study.new_subsets
 
 
@@ -332,13 +332,13 @@ def test_the_settings_of_the_protocol():
     cifar100 = STUDIES["repulsion-cifar100"].rows[1].recipe
     assert cifar100.model.widths == (32, 64, 256)
     assert (cifar100.method.prior, cifar100.method.repulsion) == (Cauchy(5e-3), 1.0)
-    assert (cifar100.epochs, cifar100.batch, cifar100.precision) == (8, 128, "bfloat16")
-    for name, epochs, features in (("mlp", 60, 512), ("cnn", 30, 256)):
+    assert (cifar100.epochs, cifar100.batch, cifar100.precision) == (4, 128, "bfloat16")
+    for name, epochs, features in (("mlp", 60, 512), ("cnn", 20, 128)):
         study = STUDIES[f"repulsion-fashion-mnist-{name}"]
         assert (study.seeds_at("laptop"), study.seeds_at("paper"), study.new_subsets) == (10, 10, True)
         for row in study.rows:
             recipe = row.recipe
-            assert (recipe.epochs, recipe.batch, recipe.subset, recipe.precision) == (epochs, 128, 5_000, "float32")
+            assert (recipe.epochs, recipe.batch, recipe.subset, recipe.precision) == (epochs, 128, 5_000, "bfloat16")
             assert recipe.model.extractor((1, 28, 28)).feature_dim == features
         assert sorted({row.recipe.size for row in study.rows}) == [1, 5, 10]
         assert len(study.rows) == 1 + 2 * 8
