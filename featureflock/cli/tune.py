@@ -44,6 +44,9 @@ class Search:
     """Do not choose candidates whose accuracy is lower than the best by more than this many points."""
     held_out: int | None = None
     """Number of held-out examples; by default a fifth of the training set, at most 5,000."""
+    corrupted_examples: int | None = None
+    """Number of held-out examples in each of the 75 corrupted sets. By default these are evaluated only if --by needs
+    them, with all held-out examples."""
     workers: int = 1
     """Number of processes on this machine that train candidates in parallel."""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("tuning")
@@ -83,6 +86,7 @@ def main(args: list[str]) -> None:
                 by=search.by,
                 accuracy_tolerance=None if tolerance is None else tolerance / 100,
                 held_out=search.held_out,
+                corrupted_examples=search.corrupted_examples,
                 workers=search.workers,
                 compute=options.compute,
                 reporter=lambda: ProgressBarReporter(console) if console.is_terminal else LineReporter(console),

@@ -123,6 +123,7 @@ def tune(
     by: str = "nll",
     accuracy_tolerance: float | None = None,
     held_out: int | None = None,
+    corrupted_examples: int | None = None,
     workers: int = 1,
     compute: ComputeConfig = ComputeConfig(),
     reporter: Callable[[], Reporter] = Reporter,
@@ -143,6 +144,8 @@ def tune(
         by: key of the metric that ranks candidates, on the held-out examples.
         accuracy_tolerance: candidates whose accuracy is lower than the best by more than this fraction are not chosen.
         held_out: number of held-out examples; by default a fifth of the training set, at most 5,000.
+        corrupted_examples: number of held-out examples in each of the 75 corrupted sets. By default these are evaluated
+            only if the metric needs them, with all held-out examples.
         workers: number of processes that train runs in parallel.
         compute: device and other options that do not change the mathematics.
         reporter: makes the reporter of a run; used with one worker only.
@@ -161,7 +164,8 @@ def tune(
     drawn = draw_candidates(recipe, chosen, counts[0])
     candidates = [Candidate(values, with_values(recipe, values), {}) for values in drawn]
     log(f"{recipe.method.title}: {counts[0]} of {points} candidates, {' + '.join(map(str, counts))} runs.")
-    finish = partial(_finish, protocol=_protocol(metric), compute=compute, workers=workers, reporter=reporter)
+    protocol = _protocol(metric, corrupted_examples)
+    finish = partial(_finish, protocol=protocol, compute=compute, workers=workers, reporter=reporter)
     eliminated: list[Candidate] = []
     notes: list[str] = []
     for round_, count in enumerate(counts):
@@ -170,7 +174,7 @@ def tune(
         runs = [_run(candidate, data, seed, Path(folder)) for candidate in candidates]
         log(f"Round {round_ + 1} of {len(counts)}: {count} candidates with seed {seed}.")
         finish(runs, progress=progress, log=log)
-        candidates = _with_results(candidates, runs, _protocol(metric), compute)
+        candidates = _with_results(candidates, runs, protocol, compute)
         ranked_by, note = reliable_metric([r for c in candidates for r in c.results.values()], metric)
         candidates = rank(candidates, ranked_by, accuracy_tolerance)
         notes = [note] * bool(note)
@@ -232,9 +236,11 @@ def _held_out_count(recipe: Recipe) -> int:
     return min(5_000, len(splits.train) // 5)
 
 
-def _protocol(metric: Metric) -> EvaluationProtocol:
-    corrupted = metric.group in ("corrupted", "severity") or "corrupted" in metric.key
-    return EvaluationProtocol(ood=(), maps=0) if corrupted else EvaluationProtocol(corruptions=(), ood=(), maps=0)
+def _protocol(metric: Metric, corrupted_examples: int | None) -> EvaluationProtocol:
+    needed = metric.group in ("corrupted", "severity") or "corrupted" in metric.key
+    if needed or corrupted_examples is not None:
+        return EvaluationProtocol(corrupted_examples=corrupted_examples, ood=(), maps=0)
+    return EvaluationProtocol(corruptions=(), ood=(), maps=0)
 
 
 def _run(candidate: Candidate, data: HeldOut, seed: int, folder: Path) -> StudyRun:

@@ -341,7 +341,7 @@ def test_the_settings_of_the_protocol():
             assert (recipe.epochs, recipe.batch, recipe.subset, recipe.precision) == (epochs, 128, 5_000, "bfloat16")
             assert recipe.model.extractor((1, 28, 28)).feature_dim == features
         assert sorted({row.recipe.size for row in study.rows}) == [1, 5, 10]
-        assert len(study.rows) == 1 + 2 * 8
+        assert len(study.rows) == 1 + 2 * 4 + 4
     for name in ("cifar10", "cifar100", "fashion-mnist-mlp", "fashion-mnist-cnn"):
         assert STUDIES[f"repulsion-{name}"].endpoints == PAPER
     strength = STUDIES["repulsion-strength"]
