@@ -64,7 +64,9 @@ TABLES = (
     ),
     ResultTable("docs/notes/laptop_study.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
-    ResultTable("docs/notes/laptop_study.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation),
+    ResultTable(
+        "docs/notes/laptop_study.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation
+    ),
     ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),

@@ -202,6 +202,18 @@ def test_a_value_at_the_end_of_its_range_is_noted(tmp_path):
     assert tuning.notes == ["The best learning_rate is the largest one tried; try values beyond it."]
 
 
+def test_a_part_of_the_held_out_examples_is_corrupted(tmp_path):
+    space = {"method.repulsion": (1.0,)}
+    by = {"space": space, "budget": 1, "seeds": 1, "held_out": 100}
+    (clean,) = tune(QUICK, tmp_path, **by, by="raw_nll").candidates
+    assert "corrupted_nll" not in clean.results[100].summary
+    (both,) = tune(QUICK, tmp_path, **by, by="raw_nll", corrupted_examples=20).candidates
+    result = both.results[100]
+    assert "corrupted_nll" in result.summary
+    assert result.clean.examples == 100
+    assert {scores.examples for sets in result.corrupted.values() for scores in sets.values()} == {20}
+
+
 def test_weight_wgd_can_be_tuned(tmp_path):
     """Its ensembles are built for the number of training examples that remain."""
     recipe = replace(QUICK, method=WeightWGD(), subset=None)
