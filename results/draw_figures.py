@@ -43,6 +43,35 @@ def demo(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def headline(results: dict[str, Any]) -> Figure:
+    """Change of every endpoint vs Deep Ensembles, in % of their value, with 95 % intervals. Left of 0 is better."""
+    settings = results["settings"]
+    names = {"accuracy": "error", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
+    keys = {**names, **{f"corrupted_{key}": f"corrupted {name}" for key, name in names.items()}}
+    figure = _figure(3.1 * len(settings) + 0.8, 3.2)
+    grid = figure.subplots(1, len(settings), sharey=True, squeeze=False)
+    for axes, entry in zip(grid.flat, settings, strict=True):
+        axes.axvline(0, color="#8a8f98", lw=1)
+        for k, key in enumerate(keys):
+            difference, baseline = entry["differences"][key], entry["baseline"][key]["mean"]
+            scale = -100 / (1 - baseline) if key.endswith("accuracy") else 100 / baseline
+            low, high = difference["low"], difference["high"]
+            if low is None or high is None:
+                continue
+            significant = (difference["p_holm"] or 1) < 0.05
+            colour = (COLOURS[1] if scale * difference["mean"] < 0 else COLOURS[4]) if significant else COLOURS[0]
+            axes.plot([scale * low, scale * high], [k, k], color=colour, lw=1.6)
+            axes.plot(scale * difference["mean"], k, "o", ms=5, color=colour)
+        axes.set_yticks(range(len(keys)), list(keys.values()), fontsize=8)
+        axes.set_title(f"{entry['setting']}\n{entry['seeds']} seeds", loc="left", fontsize=9)
+        axes.set_xlabel("change vs Deep Ensembles, %", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid.flat[0].invert_yaxis()
+    return figure
+
+
 def single_views(results: dict[str, Any]) -> Figure:
     """Each member by its accuracy with one view only; the large mark is the ensemble."""
     runs = {run["folder"]: run for run in results["runs"]}

@@ -157,6 +157,21 @@ def study(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def headline(results: dict[str, Any]) -> str:
+    """The primary comparison of the repulsion study: feature-WGD tuned vs Deep Ensembles, one row per setting."""
+    metrics = [find_metric(key) for key in COMPARISON]
+    lines = []
+    for entry in results["settings"]:
+        cells = [_difference(metric, entry["differences"].get(metric.key)) for metric in metrics]
+        lines.append([entry["setting"], str(entry["seeds"]), *cells])
+    note = (
+        "feature-WGD with tuned repulsion minus Deep Ensembles: mean of the differences, paired by seed, with 95 % "
+        "confidence interval. ▲ significantly better, ▼ significantly worse, after Holm's correction for the eight "
+        "endpoints of a row."
+    )
+    return markdown(["", "Seeds", *map(_head, metrics)], lines) + "\n\n" + note
+
+
 def searches(results: dict[str, Any]) -> str:
     """Searches of `featureflock tune --reference`: Deep Ensembles, then each candidate's difference from them."""
     metrics = [find_metric(key) for key in SEARCH]
@@ -234,7 +249,9 @@ def _difference(metric: Metric, difference: Numbers | None) -> str:
     if low is None or high - low < 1e-12:  # all differences are equal: no interval
         return text
     mark = ""
-    if metric.better and difference["seeds"] >= MIN_SEEDS and not low <= 0 <= high:
+    corrected = difference.get("p_holm")
+    significant = not low <= 0 <= high if corrected is None else corrected < 0.05
+    if metric.better and difference["seeds"] >= MIN_SEEDS and significant:
         mark = " ▲" if (low > 0) == (metric.better == "higher") else " ▼"
     return f"{text} [{metric.text(low)}, {metric.text(high)}]{mark}"
 
@@ -284,6 +301,8 @@ def _means_note(groups: list[dict[str, Any]], test_sets: Iterable[str]) -> str:
 def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
     seeds = max(numbers["seeds"] for row in results["rows"] for numbers in row["ours"].values())
     corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
+    found = [difference for row in results["rows"] for difference in (row.get("differences") or {}).values()]
+    corrected = any(difference.get("p_holm") is not None for difference in found)
     parts = [
         f"Ours at {results['scale']} scale, the paper's at full scale."
         if any(row["paper"] for row in results["rows"])
@@ -291,7 +310,8 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
         f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples"
         + (f" and on {results['corrupted_examples']:,} of each corrupted test set." if corrupted else "."),
         "Differences are paired by seed, with the 95 % confidence interval"
-        + ("; ▲ significantly better, ▼ significantly worse." if seeds >= MIN_SEEDS else "."),
+        + ("; ▲ significantly better, ▼ significantly worse" if seeds >= MIN_SEEDS else "")
+        + (", after Holm's correction for the endpoints of a row." if corrected else "."),
         "The best of ours are bold.",
     ]
     return " ".join(filter(None, parts))

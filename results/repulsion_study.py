@@ -5,8 +5,9 @@
     python results/repulsion_study.py add runs/laptop repulsion-cifar10 --human-labels cifar10h-counts.npy
 
 tune   tunes one method within the budget of the protocol, and writes results/tuning_fashion_SETTING_METHOD.json
-add    measures the finished runs in a folder and adds them to results/NAME.json. Runs in that file are not measured
-       again, so they may come from several machines. Until all runs are there, the table has rows with fewer seeds
+add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
+       results/repulsion_headline.json. Runs in these files are not measured again, so they may come from several
+       machines. Until all runs are there, the table has rows with fewer seeds
 """
 
 import argparse
@@ -96,6 +97,42 @@ def add(name: str, folder: Path, human_labels: Path | None, seeds: int) -> dict[
     return study_results(study, "laptop", runs, records, 10_000)
 
 
+HEADLINES = {
+    ("repulsion-fashion-mnist-mlp", 10): "Fashion-MNIST, MLP × 10",
+    ("repulsion-fashion-mnist-mlp", 5): "Fashion-MNIST, MLP × 5",
+    ("repulsion-fashion-mnist-cnn", 10): "Fashion-MNIST, CNN × 10",
+    ("repulsion-fashion-mnist-cnn", 5): "Fashion-MNIST, CNN × 5",
+    ("repulsion-cifar10", 5): "CIFAR-10, fast CNN × 5",
+    ("repulsion-cifar100", 5): "CIFAR-100, fast CNN × 5",
+}
+"""Study and number of members -> title of the primary comparison."""
+
+
+def headline() -> dict[str, Any]:
+    """The primary comparisons of all settings that have results: feature-WGD tuned vs Deep Ensembles."""
+    settings = []
+    for (name, members), title in HEADLINES.items():
+        if not (file := results_file(name)).exists():
+            continue
+        rows = [row for row in json.loads(file.read_text())["rows"] if row["members"] == members]
+        (tuned,) = [row for row in rows if row["title"].startswith("feature-WGD, τ")] or [None]
+        if tuned is None or "differences" not in tuned:
+            continue
+        (baseline,) = [row for row in rows if row["title"] == tuned["against"]]
+        differences = tuned["differences"]
+        settings.append(
+            {
+                "setting": title,
+                "method": tuned["title"],
+                "seeds": differences["accuracy"]["seeds"],
+                "baseline": baseline["ours"],
+                "ours": tuned["ours"],
+                "differences": differences,
+            }
+        )
+    return {"settings": settings}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -117,6 +154,12 @@ def main() -> None:
         file = results_file(options.name)
         for row in results["rows"]:
             print(f"{row['title']}: {row['ours']['accuracy']['seeds']} seeds")
+    _write(file, results)
+    if options.command == "add":
+        _write(results_file("repulsion-headline"), headline())
+
+
+def _write(file: Path, results: dict[str, Any]) -> None:
     write_atomically(file, (json.dumps(results, indent=1) + "\n").encode())
     print(f"wrote {file}")
 
