@@ -62,6 +62,7 @@ TABLES = (
     ResultTable(
         "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
     ),
+    ResultTable("docs/notes/study_protocol.md", "tuning-fashion-mlp", "tuning_fashion_mlp.json", render.tuning),
     ResultTable("docs/notes/laptop_study.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
     ResultTable(
