@@ -10,7 +10,7 @@ import tyro
 from featureflock.cli.evaluate import Request, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol
-from featureflock.report import read_report, write_report
+from featureflock.reports import read_report, write_report
 from featureflock.utils.files import check_folder
 
 

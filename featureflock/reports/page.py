@@ -9,15 +9,15 @@ from markupsafe import Markup
 
 from featureflock.evaluation.results import EvaluationResults, RunResult
 from featureflock.evaluation.runs import flatten
-from featureflock.report import figures, tables
-from featureflock.report.findings import findings, tiles
-from featureflock.report.images import DisputedImages, ImageFigure, cam_figure, disputed_images
-from featureflock.report.plots import Figure, symbol
-from featureflock.report.robustness_tables import corruption_table, ood_table
-from featureflock.report.rows import report_rows
-from featureflock.report.svg import COLOURS
-from featureflock.report.tables import Table, metric_table, metrics_in, plural
-from featureflock.report.views import view_figure, view_tables
+from featureflock.reports import figures, tables
+from featureflock.reports.findings import findings, tiles
+from featureflock.reports.images import DisputedImages, ImageFigure, cam_figure, disputed_images
+from featureflock.reports.plots import Figure, symbol
+from featureflock.reports.robustness_tables import corruption_table, ood_table
+from featureflock.reports.rows import report_rows
+from featureflock.reports.svg import COLOURS
+from featureflock.reports.tables import Table, metric_table, metrics_in, plural
+from featureflock.reports.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
 Part = Table | Figure | ImageFigure | DisputedImages

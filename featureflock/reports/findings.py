@@ -6,7 +6,7 @@ from typing import NamedTuple
 from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.results import EvaluationResults, GroupResult
 from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
-from featureflock.report.tables import (
+from featureflock.reports.tables import (
     MAIN,
     TableCell,
     comparison,
