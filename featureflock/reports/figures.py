@@ -27,7 +27,7 @@ _SCORES = ("accuracy", "nll")
 def severity_boxes(rows: Rows) -> Figure | None:
     """Accuracy and NLL over the corruptions, by severity: a figure of the paper."""
     sets = corrupted_sets(rows)
-    severities = sorted({severity for tested in sets.values() for severity in tested})
+    severities = sorted({severity for tested in sets.values() for severity in tested}, key=int)
     if not severities:
         return None
     panels = []

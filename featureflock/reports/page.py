@@ -144,7 +144,7 @@ def _test_sets(results: EvaluationResults) -> _Facts:
     if corrupted := [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]:
         names = [test_set.name.rpartition("-") for test_set in corrupted]
         corruptions = ", ".join(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in names))
-        severities = ", ".join(sorted({severity for _, _, severity in names}))
+        severities = ", ".join(sorted({severity for _, _, severity in names}, key=int))
         fewer = f"; {corrupted[0].examples:,} examples each" if corrupted[0].examples != used else ""
         entries.append(("corrupted", f"{corruptions}; severities {severities}{fewer}"))
     for test_set in results.test_sets:
