@@ -10,7 +10,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 INTEGRATIONS := .venv/integrations
+PEERS := .venv/peers
 
+SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-unit test-integrations coverage bench clean
@@ -27,8 +29,9 @@ test: $(READY)
 test-unit: $(READY)
 	$(PYTEST) tests/unit --durations=15
 
-test-integrations: $(INTEGRATIONS)
+test-integrations: $(INTEGRATIONS) $(PEERS)/ready
 	$(PYTEST) tests/integrations --durations=15
+	$(PEERS)/bin/python -m pytest tests/integrations/test_peers.py --durations=5
 
 coverage: $(READY)
 	$(PYTEST) --cov=featureflock --cov-report=term-missing:skip-covered
@@ -48,3 +51,11 @@ $(READY): pyproject.toml constraints.txt
 $(INTEGRATIONS): $(READY)
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[integrations]"
 	touch $(INTEGRATIONS)
+
+# Other ensemble libraries need torchvision, whose wheel may not import beside a CPU build of PyTorch; Lightning would fail
+# with it. They have an environment of their own, on top of .venv.
+$(PEERS)/ready: $(INTEGRATIONS)
+	$(BIN)/python -m venv --clear $(PEERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(PEERS)/bin/python -c $(SITE))/base.pth"
+	$(PEERS)/bin/pip install --disable-pip-version-check --quiet -c constraints.txt "featureflock[peers]"
+	touch $(PEERS)/ready
