@@ -1,6 +1,7 @@
 # make demo       train and compare five methods on built-in data; prints a table and writes featureflock-demo/report.html
 # make test       linters, types and all tests, in less than six minutes on two cores including set-up
 # make test-unit  unit tests only, in less than 90 seconds
+# make test-integrations   installs Lightning, transformers, accelerate and others, and runs the tests that need them
 # make coverage   all tests including slow benchmarks, and the lines that no test reaches
 # make bench      speed and memory as ratios measured side by side, in minutes; FULL=1 for large networks; writes bench.json
 # Each target creates .venv first.
@@ -8,10 +9,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+INTEGRATIONS := .venv/integrations
+PEERS := .venv/peers
 
+SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit coverage bench clean
+.PHONY: demo test test-unit test-integrations coverage bench clean
 
 demo: $(READY)
 	$(BIN)/featureflock demo
@@ -20,10 +24,14 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not slow" --durations=15
+	$(PYTEST) -m "not slow and not integrations" --durations=15
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit --durations=15
+
+test-integrations: $(INTEGRATIONS) $(PEERS)/ready
+	$(PYTEST) tests/integrations --durations=15
+	$(PEERS)/bin/python -m pytest tests/integrations/test_peers.py --durations=5
 
 coverage: $(READY)
 	$(PYTEST) --cov=featureflock --cov-report=term-missing:skip-covered
@@ -39,3 +47,15 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+$(INTEGRATIONS): $(READY)
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[integrations]"
+	touch $(INTEGRATIONS)
+
+# Other ensemble libraries need torchvision, whose wheel may not import beside a CPU build of PyTorch; Lightning would fail
+# with it. They have an environment of their own, on top of .venv.
+$(PEERS)/ready: $(INTEGRATIONS)
+	$(BIN)/python -m venv --clear $(PEERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(PEERS)/bin/python -c $(SITE))/base.pth"
+	$(PEERS)/bin/pip install --disable-pip-version-check --quiet -c constraints.txt "featureflock[peers]"
+	touch $(PEERS)/ready

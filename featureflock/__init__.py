@@ -11,7 +11,7 @@ from featureflock.version import __version__
 __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform", "transport"]
 __all__ += ["ParticleLayer", "particle_loss"]
 __all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
-__all__ += ["export", "lora", "rank_one", "tune"]
+__all__ += ["export", "lora", "rank_one", "report", "tune"]
 __all__ += ["corruptions", "data", "evaluate", "evaluation", "integrations", "methods", "models"]
 __all__ += ["studies", "tasks", "training"]
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock.ensemble import Ensemble, load, lora, rank_one, save
     from featureflock.evaluation import calibrate, evaluate
     from featureflock.integrations.export import export
+    from featureflock.reports import report
     from featureflock.studies import tune
     from featureflock.tasks import Uncertainty
 else:
@@ -33,6 +34,7 @@ else:
         "ensemble": "Ensemble load lora rank_one save",
         "evaluation": "calibrate evaluate",
         "integrations.export": "export",
+        "reports": "report",
         "studies": "tune",
         "tasks": "Uncertainty",
     }

@@ -71,6 +71,7 @@ TABLES = (
     ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),
+    ResultTable("docs/coming_from.md", "peers", "peers.json", benchmark("peers")),
     ResultTable("docs/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
     ResultTable("docs/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),

@@ -16,8 +16,8 @@ from featureflock.evaluation import EvaluationProtocol
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.evaluation.statistics import PairedDifference
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Single
-from featureflock.report import terminal_table
-from featureflock.report.tables import beside_paper, significance
+from featureflock.reports import terminal_table
+from featureflock.reports.tables import beside_paper, significance
 from featureflock.studies import Row, Study
 from featureflock.studies.study import method_rows
 from featureflock.training import RECIPES

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.evaluation import Evaluation, EvaluationProtocol, evaluate_runs
-from featureflock.report import terminal_tables, write_tables
+from featureflock.reports import terminal_tables, write_tables
 from featureflock.training import ComputeConfig
 from featureflock.utils.files import check_folder
 

@@ -19,7 +19,7 @@ COMMANDS = {
     "data": "list, download and corrupt data sets",
     "train": "train an ensemble with a recipe; an interrupted run can be resumed exactly",
     "evaluate": "compute all metrics of trained runs: clean, corrupted and out-of-distribution",
-    "report": "write a page with tables and figures that compares trained runs",
+    "report": "write a page with tables and figures that compares trained runs, or any predictions",
     "tune": "choose hyper-parameters on held-out examples, within a budget of runs",
     "reproduce": "train and evaluate a table or figure of the paper",
     "predict": "predict images, or rows of a table, with a trained run and its uncertainty",

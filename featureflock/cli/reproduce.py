@@ -13,8 +13,8 @@ from rich.table import Table
 
 from featureflock.cli.terminal import make_console, progress_bar, resumed_by_same_command
 from featureflock.distributed.env import launched_by_torchrun
-from featureflock.report import markdown, terminal_table, write_report
-from featureflock.report.tables import beside_paper
+from featureflock.reports import markdown, terminal_table, write_report
+from featureflock.reports.tables import beside_paper
 from featureflock.studies import STUDIES, Scale, Shard, Study, StudyRun, StudyStatus, run_study, study_runs, to_train
 from featureflock.studies.costs import cost, gpu_time
 from featureflock.training import ComputeConfig, LineReporter, ProgressBarReporter

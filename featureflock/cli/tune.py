@@ -14,9 +14,9 @@ from featureflock.cli.recipe_flags import component_name, read_flags, train_comm
 from featureflock.cli.terminal import make_console, progress_bar, resumed_by_same_command
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.methods import METHODS, DeepEnsembles, Single
-from featureflock.report import markdown, terminal_table
-from featureflock.report.tables import Table
-from featureflock.report.tuning import best_settings, tuning_table
+from featureflock.reports import markdown, terminal_table
+from featureflock.reports.tables import Table
+from featureflock.reports.tuning import best_settings, tuning_table
 from featureflock.studies.search_space import canonical, count_candidates, default_space, has_field, rounds
 from featureflock.studies.tuning import Tuning, ranking_metric, tune
 from featureflock.training import LineReporter, ProgressBarReporter, Recipe

@@ -1,6 +1,7 @@
 """Evaluation: metrics as pure functions of probabilities and labels, and all of them for trained runs."""
 
-from featureflock.evaluation import arrays
+from featureflock.evaluation import any_ensemble
+from featureflock.evaluation.any_ensemble import evaluate_predictions
 from featureflock.evaluation.calibrate import calibrate
 from featureflock.evaluation.calibration import calibrated, fit_temperature, tempered
 from featureflock.evaluation.cam_figure import cam_grid
@@ -32,13 +33,15 @@ from featureflock.evaluation.metrics.regression import (
 )
 from featureflock.evaluation.metrics.segmentation import mean_iou
 from featureflock.evaluation.ood import detection, out_of_distribution
+from featureflock.evaluation.prediction_files import evaluate_files
 from featureflock.evaluation.results import EvaluationResults
 from featureflock.evaluation.statistics import holm, paired_difference
 from featureflock.evaluation.test_sets import EvaluationProtocol
 
-evaluate = arrays.evaluate  # after the imports, because a module has the same name
+evaluate = any_ensemble.evaluate  # after the imports, because a module has the same name
 
 __all__ = ["METRICS", "Evaluation", "EvaluationProtocol", "EvaluationResults", "Metric", "evaluate_runs"]
+__all__ += ["evaluate_files", "evaluate_predictions"]
 __all__ += ["accuracy", "aurc", "average", "brier", "ece", "member_accuracy", "nll", "reliability", "risk_coverage"]
 __all__ += [
     "calibrate",

@@ -1,6 +1,6 @@
 """Validation of probabilities and labels. Invalid arguments raise ValueError; valid ones are returned in float64.
 
-Tensors and NumPy arrays are accepted.
+Tensors are accepted, and arrays of NumPy and of libraries that NumPy can read, such as JAX and pandas.
 
     p_c ≥ 0,    |Σ_c p_c − 1| ≤ 1e-3,    y ∈ {0, …, C − 1}
 
@@ -21,8 +21,18 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def as_tensor(x: Any) -> Any:
-    """A NumPy array as a tensor; anything else as it is."""
-    return torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
+    """An array of numbers as a tensor; anything else, such as a tensor, a list or an array of objects, as it is."""
+    if isinstance(x, Tensor) or not hasattr(x, "__array__"):
+        return x
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiub":
+        return array
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1 and (array <= np.iinfo(np.int64).max).all():
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(native, requirements=["C", "W"]))
 
 
 def checked_probs(probs: Any, *, members: bool = False) -> Tensor:
@@ -49,7 +59,7 @@ def checked_labels(labels: Any, probs: Tensor) -> Tensor:
     """Labels (B,) for probabilities or log-probabilities (…, B, C)."""
     labels = as_tensor(labels)
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
-        raise ValueError(f"labels must be a tensor or array of integers; got {_kind(labels)}.")
+        raise ValueError(f"labels must be a tensor or array of integers; got {kind_of(labels)}.")
     b, c = probs.shape[-2:]
     if labels.shape != (b,):
         raise ValueError(f"labels must have shape ({b},), one for each example; got {tuple(labels.shape)}.")
@@ -64,7 +74,7 @@ def checked_labels(labels: Any, probs: Tensor) -> Tensor:
 def check_shape(x: Tensor, name: str, members: bool) -> None:
     """Raise ValueError unless the shape is (B, C), or with `members` (n, B, C)."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"{name} must be a tensor or array of floating-point numbers; got {_kind(x)}.")
+        raise ValueError(f"{name} must be a tensor or array of floating-point numbers; got {kind_of(x)}.")
     if x.dim() != 2 + members or 0 in x.shape:
         shape = "(members, examples, classes)" if members else "(examples, classes)"
         raise ValueError(f"{name} must have shape {shape} without empty dimensions; got {tuple(x.shape)}.")
@@ -79,5 +89,8 @@ def _check_sums(sums: Tensor, name: str, first: int = 0) -> None:
         raise ValueError(f"{what} must sum to 1 over the classes; {where} sums to {total:.6g}.")
 
 
-def _kind(x: object) -> str:
-    return f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+def kind_of(x: object) -> str:
+    """The type of numbers of a tensor or array, or the type of anything else, for messages."""
+    if isinstance(x, Tensor):
+        return str(x.dtype).removeprefix("torch.")
+    return f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.compute_predictions import EvaluationProgress, Task, missing_predictions, run_tasks
@@ -31,7 +32,7 @@ def choose_calibrations(
     if choice == "auto":
         for run, _, plan in runs:
             log_probs, labels, _ = load_predictions(run, plan.test_sets[0])
-            at_bound += BOUNDS[0] in cross_validation(log_probs, labels, range(len(log_probs))).temperatures
+            at_bound += at_lower_bound(log_probs, labels)
     if choice == "cross-validation" or (choice == "auto" and not at_bound):
         return crossed
     sets: dict[str, EvaluationSet] = {}
@@ -48,17 +49,31 @@ def choose_calibrations(
     run_tasks(tasks, progress)
     held_out: dict[str, HeldOutCalibration] = {}
     for group in group_runs([run for run, _, _ in runs]):
-        predictions = [load_predictions(run, sets[str(run)]) for run in group.runs]
-        log_probs, labels = torch.cat([p.log_probs for p in predictions], 1), torch.cat([p.labels for p in predictions])
-        held_out |= dict.fromkeys(map(str, group.runs), HeldOutCalibration(log_probs, labels))
+        calibration = held_out_calibration([load_predictions(run, sets[str(run)])[:2] for run in group.runs])
+        held_out |= dict.fromkeys(map(str, group.runs), calibration)
     if choice == "auto" and any(calibration.temperature() in BOUNDS for calibration in held_out.values()):
         return crossed
+    return held_out, held_out_note(len(next(iter(sets.values())).positions), at_bound, len(runs))
+
+
+def at_lower_bound(log_probs: Tensor, labels: Tensor) -> bool:
+    """Whether half of a test set is predicted without error, so that cross-validation determines no temperature."""
+    return BOUNDS[0] in cross_validation(log_probs, labels, range(len(log_probs))).temperatures
+
+
+def held_out_calibration(runs: Sequence[tuple[Tensor, Tensor]]) -> HeldOutCalibration:
+    """One calibration for runs that differ in their seed alone, from predictions and labels of validation examples."""
+    members, labels = zip(*runs, strict=True)
+    return HeldOutCalibration(torch.cat(members, 1), torch.cat(labels))
+
+
+def held_out_note(examples: int, at_bound: int, runs: int) -> str:
+    """What readers of the results need to know; `at_bound` of the runs made held-out examples necessary."""
     why = (
-        f" On the clean test set, {at_bound} of {len(runs)} runs predict a half of the cross-validation without "
-        "error, which determines no temperature."
+        f" On the clean test set, {at_bound} of {runs} runs predict a half of the cross-validation without error, "
+        "which determines no temperature."
         if at_bound
         else ""
     )
-    count = f"{len(next(iter(sets.values())).positions):,} validation examples"
-    note = f"Each row has one temperature for all test sets, fitted on the {count} of each of its runs.{why}"
-    return held_out, note
+    fitted = f"fitted on the {examples:,} validation examples of each of its runs"
+    return f"Each row has one temperature for all test sets, {fitted}.{why}"

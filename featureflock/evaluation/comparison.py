@@ -10,12 +10,22 @@ of k members with DEE above k is better than k independent networks.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.results import GroupResult, RunResult
-from featureflock.evaluation.runs import RunGroup, differing_fields
+from featureflock.evaluation.runs import differing_fields
 from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.methods import DeepEnsembles
+
+
+class ComparedGroup(NamedTuple):
+    """Results of runs that differ in their seed alone: one row of a table."""
+
+    title: str
+    runs: Sequence[RunResult]
+    fields: Mapping[str, Any]
+    """Recipe fields that all the runs share; empty for predictions without a recipe."""
 
 
 def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int, float]) -> float:
@@ -41,7 +51,9 @@ def deep_ensemble_equivalent(log_likelihood: float, deep_ensembles: Mapping[int,
     return math.inf
 
 
-def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: int) -> list[str]:
+def notes(
+    runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: int, baseline: str = DeepEnsembles.title
+) -> list[str]:
     """Notes for readers of the results; `requested` is the number of test examples asked for."""
     messages = []
     fewest = min(run.clean.examples for run in runs)
@@ -57,42 +69,44 @@ def notes(runs: Sequence[RunResult], groups: Sequence[GroupResult], requested: i
             "deep-ensemble equivalent is given."
         )
     if len(groups) > 1 and not any(group.differences for group in groups):
-        messages.append("No Deep Ensembles share a seed with another group, so there are no differences.")
+        messages.append(f"No {baseline} share a seed with another group, so there are no differences.")
     return messages
 
 
 def compare(
-    group: RunGroup, groups: Sequence[RunGroup], results: Mapping[str, RunResult], endpoints: Sequence[str] = ()
+    group: ComparedGroup,
+    groups: Sequence[ComparedGroup],
+    endpoints: Sequence[str] = (),
+    baseline_method: str = DeepEnsembles.title,
 ) -> GroupResult:
-    """Compare one of several groups with Deep Ensembles; `results` are by str(run).
+    """Compare one of several groups with those of the baseline method.
 
-    The baseline is the Deep Ensembles that share seeds with the group and differ from it in the fewest recipe fields;
-    of several, those of the same size. The p-values of the endpoints are corrected by Holm's method. The deep-ensemble
-    equivalent is measured against the largest of the Deep Ensembles that differ least.
+    The baseline is the group of that method that shares seeds with the group and differs from it in the fewest recipe
+    fields; of several, the one of the same size. The p-values of the endpoints are corrected by Holm's method. The
+    deep-ensemble equivalent is measured against the largest of the Deep Ensembles that differ least.
     """
-    first, runs = group.runs[0], [results[str(run)] for run in group.runs]
+    runs, method = group.runs, group.runs[0].method
     summaries = {run.seed: run.summary for run in runs}
     keys = [key for key in runs[0].summary if all(key in summary for summary in summaries.values())]
     metrics = {key: mean([summary[key] for summary in summaries.values()]) for key in keys}
     at_bound = any(run.temperature_at_bound() for run in runs)
-    deep_ensembles = [other for other in groups if other.runs[0].method == DeepEnsembles.title]
-    differing = {other.title: differing_fields(first, other.runs[0]) for other in deep_ensembles}
+    differing = {other.title: differing_fields(group.fields, other.fields) for other in groups}
+    sizes = {other.title: other.runs[0].members for other in groups}
 
-    sizes = {other.title: results[str(other.runs[0])].members for other in deep_ensembles}
-
-    def distance(other: RunGroup) -> tuple[int, int, bool, int]:
+    def distance(other: ComparedGroup) -> tuple[int, int, bool, int]:
         shared = len(summaries.keys() & {run.seed for run in other.runs})
         return -min(shared, 1), len(differing[other.title]), sizes[other.title] != runs[0].members, -shared
 
-    others = [] if first.method == DeepEnsembles.title else deep_ensembles
+    others = [other for other in groups if other.runs[0].method == baseline_method != method]
     baseline = min(others, key=distance, default=None)
-    theirs = {run.seed: results[str(run)].summary for run in baseline.runs} if baseline is not None else {}
+    theirs = {run.seed: run.summary for run in baseline.runs} if baseline is not None else {}
+    deep_ensembles = [other for other in groups if other.runs[0].method == DeepEnsembles.title]
     best = min(deep_ensembles, key=lambda other: (len(differing[other.title]), -sizes[other.title]), default=None)
-    curve = {} if at_bound or best is None else _curve([results[str(run)] for run in best.runs])
+    curve = {} if at_bound or best is None else _curve(best.runs)
     worth = deep_ensemble_equivalent(-metrics["nll"].mean, curve) if curve else None
     return GroupResult(
         title=group.title,
-        method=first.method,
+        method=method,
         members=runs[0].members,
         runs=[run.name for run in runs],
         seeds=list(summaries),

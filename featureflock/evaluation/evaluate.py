@@ -7,7 +7,7 @@ Predictions are cached in the run folders, so that an interrupted evaluation res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +19,15 @@ from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation import cam_cache
 from featureflock.evaluation.cam_cache import CachedMaps
 from featureflock.evaluation.choose_calibration import choose_calibrations
-from featureflock.evaluation.comparison import compare, notes
+from featureflock.evaluation.comparison import ComparedGroup, compare, notes
 from featureflock.evaluation.compute_predictions import EvaluationProgress, compute_predictions
 from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
-from featureflock.evaluation.metrics.registry import summarise
+from featureflock.evaluation.measure import measure
 from featureflock.evaluation.plan import EvaluationPlan, plan_by_data, plan_evaluation, read_runs
 from featureflock.evaluation.predictions import load_predictions
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
 from featureflock.evaluation.run_predictions import Calibration, RunPredictions, SetPredictions, cross_validation
-from featureflock.evaluation.runs import TrainedRun, group_runs
+from featureflock.evaluation.runs import TrainedRun, group_runs, recipe_fields
 from featureflock.evaluation.test_sets import EvaluationProtocol, Log, has_one_class
 from featureflock.tasks import Classification
 from featureflock.training.compute import ComputeConfig
@@ -132,24 +132,9 @@ def measure_run(
     by_kind: dict[str, Tensor] = {kind: cached.maps for kind, cached in maps.items()}
     human = None if plan.human is None else plan.human[clean.positions]
     predictions = RunPredictions(on_clean, views, corrupted, ood, by_kind, human)
-    result = RunResult(
-        name=name,
-        method=run.method,
-        seed=run.seed,
-        members=len(clean.log_probs),
-        clean=predictions.clean.scores,
-        details=predictions.details,
-        summary=summarise(predictions),
-        views=predictions.view_results,
-        corrupted=predictions.corrupted_scores,
-        corrupted_mean=predictions.corrupted_mean,
-        ood=predictions.ood_detection,
-        maps=predictions.map_similarity,
-        training=run.result,
-        curves=run.curves,
-        recipe=run.recipe,
-        environment=run.environment,
-    )
+    measured = measure(predictions, name, run.method, run.seed)
+    origin = {"training": run.result, "curves": run.curves, "recipe": run.recipe, "environment": run.environment}
+    result = replace(measured, **origin)  # type: ignore[arg-type]
     return MeasuredRun(result, MemberVotes.of(clean) if has_one_class(plan.splits) else None, maps.get("clean"))
 
 
@@ -165,7 +150,8 @@ def _compare(
     """Results of runs that have been measured; `measured` and `titles` are by str(run)."""
     plan, groups = plans[0], group_runs(read, titles)
     runs = {name: each.result for name, each in measured.items()}
-    compared = [compare(group, groups, runs, endpoints) for group in groups]
+    rows = [ComparedGroup(g.title, [runs[str(run)] for run in g.runs], recipe_fields(g.runs[0])) for g in groups]
+    compared = [compare(row, rows, endpoints) for row in rows]
     remarks = [note] * bool(note) + notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)

@@ -50,11 +50,11 @@ class MemberVotes(NamedTuple):
 
 
 def disputed_examples(
-    votes: Mapping[str, MemberVotes], test: Examples, count: int = DISPUTED
+    votes: Mapping[str, MemberVotes], test: Examples | None, count: int = DISPUTED
 ) -> tuple[list[DisputedExample], Images]:
     """The examples of `test` with the largest mutual information between prediction and member, mean over groups.
 
-    `votes` are by group title, of groups with several members.
+    `votes` are by group title, of groups with several members. There are no images if `test` is None.
     """
     if not votes:
         return [], {}
@@ -65,7 +65,7 @@ def disputed_examples(
     parts = {title: MemberVotes(*(part[..., masks[title]] for part in each)) for title, each in votes.items()}
     information_b = torch.stack([part.mutual_information for part in parts.values()]).mean(0)
     order = information_b.argsort(descending=True, stable=True)[:count]
-    pixels = _pixels(test, positions[order])
+    pixels = None if test is None else _pixels(test, positions[order])
     labels, examples, images = next(iter(parts.values())).labels, [], {}
     for k, b in enumerate(order.tolist()):
         position, name = int(positions[b]), None

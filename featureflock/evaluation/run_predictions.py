@@ -135,7 +135,7 @@ class RunPredictions:
 
     @property
     def severities(self) -> list[str]:
-        return sorted({severity for by_severity in self.corrupted.values() for severity in by_severity})
+        return sorted({severity for by_severity in self.corrupted.values() for severity in by_severity}, key=int)
 
     @cached_property
     def corrupted_scores(self) -> dict[str, dict[str, TestSetScores]]:

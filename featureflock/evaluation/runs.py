@@ -121,7 +121,7 @@ def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = No
     """
     by_recipe: dict[str, list[TrainedRun]] = {}
     for run in _mark_new_subsets(runs):
-        group = by_recipe.setdefault(json.dumps(_fields(run), sort_keys=True), [])
+        group = by_recipe.setdefault(json.dumps(recipe_fields(run), sort_keys=True), [])
         if (twin := next((other for other in group if other.seed == run.seed), None)) is not None:
             raise ValueError(f"{twin} and {run} have the same recipe and seed; give only one of them.")
         group.append(run)
@@ -132,9 +132,14 @@ def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = No
     return [RunGroup(_title(group[0], [other[0] for other in groups]), group) for group in groups]
 
 
-def differing_fields(run: TrainedRun, other: TrainedRun) -> list[str]:
-    """Recipe fields in which two runs differ, besides the method, the number of members and the seed."""
-    ours, theirs = _fields(run), _fields(other)
+def recipe_fields(run: TrainedRun) -> dict[str, Any]:
+    """The flat recipe, without the fields in which runs of one group may differ."""
+    fields = {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}
+    return fields | dict.fromkeys(run.seeded_fields, "seed")
+
+
+def differing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Recipe fields in which two groups differ, besides the method and the number of members."""
     keys = [key for key in {**ours, **theirs} if key.split(".")[0] not in ("method", "members")]
     return [key for key in keys if ours.get(key) != theirs.get(key)]
 
@@ -148,7 +153,7 @@ def flatten(value: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def _title(run: TrainedRun, others: list[TrainedRun]) -> str:
-    ours, same_method = _fields(run), [_fields(other) for other in others if other.method == run.method]
+    ours, same_method = recipe_fields(run), [recipe_fields(other) for other in others if other.method == run.method]
     differing = [key for key in ours if any(fields.get(key) != ours[key] for fields in same_method)]
     words = [f"{key.removeprefix('method.').replace('.', ' ').replace('_', ' ')} {ours[key]}" for key in differing]
     return f"{run.method} ({', '.join(words)})" if words else run.method
@@ -162,7 +167,7 @@ def _mark_new_subsets(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
     """
     by_split: dict[str, list[TrainedRun]] = {}
     for run in runs:
-        by_split.setdefault(json.dumps(_fields(run), sort_keys=True), []).append(run)
+        by_split.setdefault(json.dumps(recipe_fields(run), sort_keys=True), []).append(run)
     alone = {
         str(run)
         for group in by_split.values()
@@ -173,7 +178,7 @@ def _mark_new_subsets(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
     candidates = {key for name in alone for key in _data_seeds(recipes[name])}
     seeded = {key for key in candidates if all(recipes[name].get(key) == recipes[name]["seed"] for name in alone)}
     marked = [replace(run, seeded_fields=tuple(seeded)) if str(run) in alone else run for run in runs]
-    recipes_of_marked = [json.dumps(_fields(run), sort_keys=True) for run in marked if run.seeded_fields]
+    recipes_of_marked = [json.dumps(recipe_fields(run), sort_keys=True) for run in marked if run.seeded_fields]
     return marked if len(set(recipes_of_marked)) < len(recipes_of_marked) else list(runs)
 
 
@@ -187,12 +192,6 @@ def without_seed(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     return {key: without_seed(part) for key, part in data.items() if key != "seed"}
-
-
-def _fields(run: TrainedRun) -> dict[str, Any]:
-    """The flat recipe, without the fields in which runs of one group may differ."""
-    fields = {key: value for key, value in flatten(run.recipe) if key not in _FREE_FIELDS}
-    return fields | dict.fromkeys(run.seeded_fields, "seed")
 
 
 def _data_seeds(fields: Mapping[str, Any]) -> list[str]:

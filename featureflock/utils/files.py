@@ -40,15 +40,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Create the output folder of a command, or raise ValueError, before any work is done."""
+    """Create an output folder, or raise ValueError, before any work is done."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; choose a folder.")
+        raise ValueError(f"{folder} is a file; choose a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {folder} cannot be created ({error.strerror}); choose another folder.") from error
+        raise ValueError(f"{folder} cannot be created ({error.strerror}); choose another folder.") from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {folder} is not writable; choose another folder.")
+        raise ValueError(f"{folder} is not writable; choose another folder.")
 
 
 @contextlib.contextmanager

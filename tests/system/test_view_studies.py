@@ -9,7 +9,7 @@ from helpers.small_published_sets import small_sets
 from featureflock.cli.reproduce import main as reproduce
 from featureflock.cli.train import main as train
 from featureflock.evaluation import EvaluationProtocol, evaluate_runs
-from featureflock.report import write_report
+from featureflock.reports import write_report
 
 
 def test_from_training_to_a_report(tmp_path, monkeypatch, temp_cache):

@@ -126,6 +126,32 @@ def test_groups_are_means_over_seeds_and_differences_are_paired(results):
     assert base.differences == {}
 
 
+def test_arrays_of_predictions_give_the_same_results_as_their_runs(plan, results):
+    """On the clean, corrupted and OOD test sets; only the class activation maps need the networks."""
+    names = {"corrupted": lambda label: "corrupted/" + "/".join(label.rsplit("-", 1)), "ood": "ood/{}".format}
+    methods: dict = {}
+    for run in plan.runs:
+        arrays = {"logits": _log_probs(run, plan.test_sets[0]).numpy()}
+        for test_set in plan.test_sets[1:]:
+            arrays[names[test_set.kind](test_set.label)] = _log_probs(run, test_set).numpy()
+        methods.setdefault(run.method, {})[run.seed] = arrays
+    found = ff.evaluate(methods, plan.splits.test.labels)
+    for ours, theirs in zip(found.groups, results.groups, strict=True):
+        assert (ours.title, ours.seeds, ours.members) == (theirs.title, theirs.seeds, theirs.members)
+        assert {*theirs.metrics} - {*ours.metrics} <= {"map_similarity", "corrupted_map_similarity"}
+        for key, value in ours.metrics.items():
+            assert value == pytest.approx(theirs.metrics[key], abs=1e-6), key
+        assert ours.baseline == theirs.baseline
+        for key, difference in ours.differences.items():
+            assert difference[:3] == pytest.approx(theirs.differences[key][:3], abs=1e-5), key
+        assert ours.deep_ensemble_equivalent == pytest.approx(theirs.deep_ensemble_equivalent, abs=1e-3)
+    assert [(s.name, s.kind, s.examples) for s in found.test_sets] == [
+        (s.name, s.kind, s.examples) for s in results.test_sets
+    ]
+    assert [example.position for example in found.disputed] == [example.position for example in results.disputed]
+    assert found.notes == [note for note in results.notes if note in found.notes]
+
+
 def test_curve_by_size_ends_with_all_members_and_begins_with_single_ones(plan, results):
     entry = results.runs[0]
     sizes = entry.details.by_size

@@ -21,7 +21,7 @@ from featureflock.evaluation.human_labels import (
 )
 from featureflock.evaluation.plan import plan_evaluation
 from featureflock.evaluation.predictions import load_predictions
-from featureflock.report.tables import comparison
+from featureflock.reports.tables import comparison
 
 KEYS = [f"{kind}human_{name}" for kind in ("", "raw_") for name in ("cross_entropy", "entropy_correlation")]
 LABELS = torch.arange(12) % 3

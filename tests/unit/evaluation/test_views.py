@@ -24,7 +24,7 @@ from featureflock.evaluation.views import (
     view_difference_by_input,
     view_difference_on_average,
 )
-from featureflock.report import write_report
+from featureflock.reports import write_report
 
 LEFT, RIGHT = Digits(views=2).load().views
 

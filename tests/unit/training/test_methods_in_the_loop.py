@@ -16,7 +16,7 @@ import featureflock as ff
 from featureflock.evaluation import EvaluationProtocol, evaluate_runs
 from featureflock.evaluation.grad_cam import class_activation_maps
 from featureflock.methods import ADP, DICE, DeepEnsembles, LossOutput, Method, Single
-from featureflock.report import write_report
+from featureflock.reports import write_report
 from featureflock.training import Reporter, TrainingInterrupted, train
 from featureflock.training.checkpoint import read_newest
 

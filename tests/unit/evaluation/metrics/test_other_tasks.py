@@ -130,7 +130,7 @@ def test_arrays_and_tensors_give_the_same_numbers():
         (torch.rand(3, 9, 4), torch.zeros(9).long(), Classification(), "must sum to 1"),
         (torch.rand(3, 9, 4).softmax(-1), torch.zeros(9), Classification(), "integer class indices"),
         (torch.rand(9, 4).softmax(-1), torch.zeros(9).long(), Classification(), "members, examples, classes"),
-        (torch.randn(3, 9, 4), torch.zeros(9, 4), MultiLabel(), "probabilities from 0 to 1"),
+        (torch.randn(3, 9, 4), torch.zeros(9, 4), MultiLabel(), "a probability from 0 to 1"),
         (torch.rand(3, 9, 4), torch.zeros(9).long(), MultiLabel(), "class indices belong to"),
         (torch.rand(3, 9), torch.zeros(9), Regression(), r"a pair \(means, variances\)"),
         ((torch.rand(3, 1), torch.rand(3, 1)), torch.zeros(1), Regression(), "at least two examples"),

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from helpers.made_evaluations import make_images, make_results
 
-from featureflock.report.figures import reliability_diagram, severity_boxes, sub_ensembles, trained_sizes
-from featureflock.report.images import cam_figure, disputed_images
-from featureflock.report.page import build_sections, render_page
-from featureflock.report.robustness_tables import corruption_table, ood_table
-from featureflock.report.rows import report_rows
-from featureflock.report.svg import tag, ticks
+from featureflock.reports.figures import reliability_diagram, severity_boxes, sub_ensembles, trained_sizes
+from featureflock.reports.images import cam_figure, disputed_images
+from featureflock.reports.page import build_sections, render_page
+from featureflock.reports.robustness_tables import corruption_table, ood_table
+from featureflock.reports.rows import report_rows
+from featureflock.reports.svg import tag, ticks
 
 
 def test_ticks_are_round_numbers_within_the_range():

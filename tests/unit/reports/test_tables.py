@@ -6,9 +6,9 @@ from helpers.result_groups import BASELINE, THREE, compared, group, results_of
 
 from featureflock.evaluation.metrics.registry import METRICS, Metric
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
-from featureflock.report.findings import findings
-from featureflock.report.page import build_sections
-from featureflock.report.tables import beside_paper, comparison, differences, metric_table, metrics_in
+from featureflock.reports.findings import findings
+from featureflock.reports.page import build_sections
+from featureflock.reports.tables import beside_paper, comparison, differences, metric_table, metrics_in
 
 
 def test_best_values_are_marked_and_so_are_values_that_print_alike():

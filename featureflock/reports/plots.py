@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from featureflock.report import svg
-from featureflock.report.rows import ReportRow
-from featureflock.report.svg import AxisScale, Panel, Plot, Point, tag
+from featureflock.reports import svg
+from featureflock.reports.rows import ReportRow
+from featureflock.reports.svg import AxisScale, Panel, Plot, Point, tag
 
 _HERE = Path(__file__).parent
 WIDTH, HEIGHT = 360, 250

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.results import EvaluationResults, GroupResult
 from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
-from featureflock.report.tables import (
+from featureflock.methods import DeepEnsembles
+from featureflock.reports.tables import (
     MAIN,
     TableCell,
     comparison,
@@ -58,7 +59,8 @@ def findings(results: EvaluationResults) -> list[Finding]:
         text = f"fewer than {SEEDS_FOR_SIGNIFICANCE} seeds shared with {baselines}, too few to test for significance."
         sentences.append(Finding(f"{in_words(g.title for g in few)}:", text))
     if len(groups) > 1 and not compared:
-        sentences.append(Finding("", "No Deep Ensembles run shares a seed with another method, so none are compared."))
+        baseline = next((g.baseline for g in groups if g.baseline is not None), DeepEnsembles.title)
+        sentences.append(Finding("", f"No {baseline} run shares a seed with another method, so none are compared."))
     shown = [g.differences[metric.key] for g in paired for metric in metrics if metric.key in g.differences]
     intervals = sum(difference.low is not None and difference.p_holm is None for difference in shown)
     if any(difference.p_holm is not None for difference in shown):

@@ -6,8 +6,8 @@ import re
 from helpers.result_groups import THREE, group, results_of
 from rich.console import Console
 
-from featureflock.report.formats import latex, markdown, terminal_tables
-from featureflock.report.tables import comparison
+from featureflock.reports.formats import latex, markdown, terminal_tables
+from featureflock.reports.tables import comparison
 
 
 def test_markdown_rows_have_the_same_number_of_cells():

@@ -100,9 +100,11 @@ def comparison(results: EvaluationResults) -> Table:
         for row, g in zip(rows, groups, strict=True):
             row.append(_equivalent(g.deep_ensemble_equivalent))
         note += f" DEE: {meaning}."
-    count, every = sum(s.kind == "corrupted" for s in results.test_sets), len(CORRUPTIONS) * len(SEVERITIES)
-    if 0 < count < every:
-        note += f" Corrupted metrics (cA: accuracy, cNLL, …) are means over {count} of {every} corrupted test sets."
+    sets = {s.name for s in results.test_sets if s.kind == "corrupted"}
+    every = {f"{corruption}-{severity}" for corruption in CORRUPTIONS for severity in SEVERITIES}
+    if sets and sets != every:
+        count = f"{len(sets)} of {len(every)}" if sets < every else f"{len(sets)}"
+        note += f" Corrupted metrics (cA: accuracy, cNLL, …) are means over {count} corrupted test sets."
     return Table("comparison", title, headers, mark_best(headers, rows), note)
 
 

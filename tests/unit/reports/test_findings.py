@@ -2,7 +2,7 @@
 
 from helpers.result_groups import BASELINE, THREE, compared, group, results_of
 
-from featureflock.report.findings import findings, tiles
+from featureflock.reports.findings import findings, tiles
 
 
 def texts(results):

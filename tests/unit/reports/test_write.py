@@ -12,8 +12,8 @@ from PIL import Image
 
 from featureflock.cli.report import main as report_command
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.report import read_report, write_report, write_tables
-from featureflock.report.page import build_sections, render_page
+from featureflock.reports import read_report, write_report, write_tables
+from featureflock.reports.page import build_sections, render_page
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_figures_are_files_with_their_legends(results, written):
 
 
 def test_each_figure_is_drawn_once(results, tmp_path, monkeypatch):
-    from featureflock.report import figures
+    from featureflock.reports import figures
 
     drawn, draw = [], figures.severity_boxes
     monkeypatch.setattr(figures, "severity_boxes", lambda rows: drawn.append(1) or draw(rows))

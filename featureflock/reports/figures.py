@@ -11,11 +11,11 @@ from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.evaluation.results import ReliabilityCurve, RunResult, ScoreDict
 from featureflock.evaluation.statistics import SeedMean, mean
 from featureflock.methods import DeepEnsembles
-from featureflock.report import svg
-from featureflock.report.plots import WIDTH, Box, Figure, Series, box_panel, heading, legend, line_panel
-from featureflock.report.rows import ReportRow, corrupted_sets
-from featureflock.report.svg import AxisScale, Panel, Plot, tag
-from featureflock.report.tables import shorten
+from featureflock.reports import svg
+from featureflock.reports.plots import WIDTH, Box, Figure, Series, box_panel, heading, legend, line_panel
+from featureflock.reports.rows import ReportRow, corrupted_sets
+from featureflock.reports.svg import AxisScale, Panel, Plot, tag
+from featureflock.reports.tables import shorten
 
 Rows = Sequence[ReportRow]
 _BySize = dict[int, list[ScoreDict]]
@@ -27,7 +27,7 @@ _SCORES = ("accuracy", "nll")
 def severity_boxes(rows: Rows) -> Figure | None:
     """Accuracy and NLL over the corruptions, by severity: a figure of the paper."""
     sets = corrupted_sets(rows)
-    severities = sorted({severity for tested in sets.values() for severity in tested})
+    severities = sorted({severity for tested in sets.values() for severity in tested}, key=int)
     if not severities:
         return None
     panels = []

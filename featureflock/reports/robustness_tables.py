@@ -5,8 +5,8 @@ from statistics import fmean
 
 from featureflock.evaluation.metrics.registry import METRICS, Better
 from featureflock.evaluation.statistics import mean
-from featureflock.report.rows import ReportRow, corrupted_sets
-from featureflock.report.tables import METHOD, MISSING, ColumnHeader, Table, TableCell, mark_best, shorten
+from featureflock.reports.rows import ReportRow, corrupted_sets
+from featureflock.reports.tables import METHOD, MISSING, ColumnHeader, Table, TableCell, mark_best, shorten
 
 _MEASURES = ("entropy", "mutual_information", "top_probability")
 _DETECTION: dict[str, tuple[str, Better, str]] = {

@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from PIL import Image
 
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.report.formats import latex, latex_text, main_tables, markdown
-from featureflock.report.page import build_sections, render_page
-from featureflock.report.plots import Figure, standalone
+from featureflock.reports.formats import latex, latex_text, main_tables, markdown
+from featureflock.reports.page import build_sections, render_page
+from featureflock.reports.plots import Figure, standalone
 from featureflock.utils.files import write_atomically
 from featureflock.version import __version__
 

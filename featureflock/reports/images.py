@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from PIL import Image
 
 from featureflock.evaluation.results import DisputedExample, EvaluationResults
-from featureflock.report.rows import ReportRow
-from featureflock.report.tables import in_words
+from featureflock.reports.rows import ReportRow
+from featureflock.reports.tables import in_words
 
 _DISPLAY = 112
 """Size of a disputed image on the page, in CSS pixels."""

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.evaluation.results import EvaluationResults, RunResult
-from featureflock.report import svg
-from featureflock.report.plots import HEIGHT, Figure, heading, plot_area
-from featureflock.report.rows import ReportRow
-from featureflock.report.svg import Panel, Point, tag
-from featureflock.report.tables import Table, differences, metric_table, metrics_in, shorten
+from featureflock.reports import svg
+from featureflock.reports.plots import HEIGHT, Figure, heading, plot_area
+from featureflock.reports.rows import ReportRow
+from featureflock.reports.svg import Panel, Point, tag
+from featureflock.reports.tables import Table, differences, metric_table, metrics_in, shorten
 
 _WIDTH = 300
 

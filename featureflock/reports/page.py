@@ -9,15 +9,15 @@ from markupsafe import Markup
 
 from featureflock.evaluation.results import EvaluationResults, RunResult
 from featureflock.evaluation.runs import flatten
-from featureflock.report import figures, tables
-from featureflock.report.findings import findings, tiles
-from featureflock.report.images import DisputedImages, ImageFigure, cam_figure, disputed_images
-from featureflock.report.plots import Figure, symbol
-from featureflock.report.robustness_tables import corruption_table, ood_table
-from featureflock.report.rows import report_rows
-from featureflock.report.svg import COLOURS
-from featureflock.report.tables import Table, metric_table, metrics_in, plural
-from featureflock.report.views import view_figure, view_tables
+from featureflock.reports import figures, tables
+from featureflock.reports.findings import findings, tiles
+from featureflock.reports.images import DisputedImages, ImageFigure, cam_figure, disputed_images
+from featureflock.reports.plots import Figure, symbol
+from featureflock.reports.robustness_tables import corruption_table, ood_table
+from featureflock.reports.rows import report_rows
+from featureflock.reports.svg import COLOURS
+from featureflock.reports.tables import Table, metric_table, metrics_in, plural
+from featureflock.reports.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
 Part = Table | Figure | ImageFigure | DisputedImages
@@ -144,7 +144,7 @@ def _test_sets(results: EvaluationResults) -> _Facts:
     if corrupted := [test_set for test_set in results.test_sets if test_set.kind == "corrupted"]:
         names = [test_set.name.rpartition("-") for test_set in corrupted]
         corruptions = ", ".join(dict.fromkeys(corruption.replace("_", " ") for corruption, _, _ in names))
-        severities = ", ".join(sorted({severity for _, _, severity in names}))
+        severities = ", ".join(sorted({severity for _, _, severity in names}, key=int))
         fewer = f"; {corrupted[0].examples:,} examples each" if corrupted[0].examples != used else ""
         entries.append(("corrupted", f"{corruptions}; severities {severities}{fewer}"))
     for test_set in results.test_sets:

@@ -9,8 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from featureflock.evaluation.results import EvaluationResults
-from featureflock.report.tables import SYMBOLS, Table, TableCell, comparison, differences
-from featureflock.report.views import view_tables
+from featureflock.reports.tables import SYMBOLS, Table, TableCell, comparison, differences
+from featureflock.reports.views import view_tables
 
 _LATEX = {letter: rf"\{letter}" for letter in "{}$&#%_"} | {letter: f"${letter}$" for letter in "<>|"}
 _LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}

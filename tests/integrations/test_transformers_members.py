@@ -8,9 +8,7 @@ from torch.testing import assert_close
 import featureflock as ff
 from featureflock.methods import FeatureWGD
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: pip install featureflock[text]"
-)
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; run make test-integrations")
 N, B, T = 3, 4, 6
 
 

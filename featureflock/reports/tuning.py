@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.statistics import paired_differences
-from featureflock.report.tables import (
+from featureflock.reports.tables import (
     MISSING,
     SIGNIFICANCE_NOTE,
     ColumnHeader,

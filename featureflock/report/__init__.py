@@ -1,6 +1,0 @@
-"""Reports of evaluation results: tables as Markdown, LaTeX and for a terminal, figures, and one HTML page."""
-
-from featureflock.report.formats import markdown, terminal_table, terminal_tables
-from featureflock.report.write import read_report, write_report, write_tables
-
-__all__ = ["markdown", "read_report", "terminal_table", "terminal_tables", "write_report", "write_tables"]
