@@ -1,15 +1,49 @@
-"""Atomic writes: after a crash or power failure, a file has its old or its new content, never a part of it."""
+"""Atomic writes: after a crash or power failure, a file has its old or its new content, never a part of it.
+
+Files of unknown origin are read by `read_regular`, which neither blocks nor reads without end.
+"""
 
 import contextlib
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
+
+MAX_BYTES = 256 * 2**20
+"""Largest file that is read into memory as a whole, unless a reader gives another limit."""
+
+
+def read_regular(path: Path, advice: str = "", max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file. Pipes and devices, and files of more than `max_bytes`, are refused.
+
+    The messages of OSError and ValueError name the file; `advice` says what to do if it is missing or damaged.
+    """
+    then = f"; {advice}." if advice else "."
+    try:
+        with open(path, "rb", opener=_open_without_blocking) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{path} is not a regular file{then}")
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing{then}") from None
+    except PermissionError as error:
+        raise PermissionError(f"{path} cannot be read; change its permissions.") from error
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror or error}).") from error
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}")
+    return data
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    """Open a file; opening a pipe would wait for a writer otherwise."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
