@@ -49,6 +49,12 @@ def parse_json(
         raise ValueError(f"{name} is damaged: {error}{then}") from None
     except ValueError as error:
         raise ValueError(f"{name} is damaged: it is not valid JSON{then}") from error
+    return check_json(value, name, hint, advice, find_class=find_class)
+
+
+def check_json(value: Any, name: str, hint: Any, advice: str = "", *, find_class: FindClass | None = None) -> Any:
+    """Return a parsed value as `hint`, as `parse_json` does."""
+    then = f"; {advice}." if advice else "."
     try:
         return from_json(hint, value, find_class, "content")
     except ValueError as error:
