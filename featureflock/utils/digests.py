@@ -3,12 +3,12 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _DIGESTS: dict[tuple[str, ...], str] = {}
-"""Digests by kind, path, device, inode, size and times of the file."""
 
 
 def file_digest(path: Path) -> str:
@@ -21,9 +21,14 @@ def file_digest(path: Path) -> str:
     return once_per_version(path, "bytes", compute)
 
 
+def sha256(data: Any) -> str:
+    """SHA-256 of bytes or of a contiguous array."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def json_digest(value: Any) -> str:
     """SHA-256 of a JSON value, independent of the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(value, sort_keys=True).encode())
 
 
 def once_per_version(path: Path, kind: str, compute: Callable[[], str]) -> str:
@@ -32,8 +37,18 @@ def once_per_version(path: Path, kind: str, compute: Callable[[], str]) -> str:
     `kind` tells different digests of one file apart.
     """
     status = path.stat()
-    numbers = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    version = kind, os.path.abspath(path), *map(str, numbers)
-    if version not in _DIGESTS:
-        _DIGESTS[version] = compute()
-    return _DIGESTS[version]
+    if not stat.S_ISREG(status.st_mode):  # a pipe or a device may never end
+        raise ValueError(f"{path} is not a regular file.")
+    return once((kind, os.path.abspath(path), file_version(status)), compute)
+
+
+def once(key: tuple[str, ...], compute: Callable[[], str]) -> str:
+    """Return `compute()`, called once per process and key."""
+    if key not in _DIGESTS:
+        _DIGESTS[key] = compute()
+    return _DIGESTS[key]
+
+
+def file_version(status: os.stat_result) -> str:
+    """Device, inode, size and times of a file, which change with its content."""
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"

@@ -19,7 +19,7 @@ MAX_BYTES = 256 * 2**20
 """Largest file that is read into memory as a whole, unless a reader gives another limit."""
 
 
-def read_regular(path: Path, advice: str = "", max_bytes: int = MAX_BYTES) -> bytes:
+def read_regular(path: Path, advice: str = "", max_bytes: int | None = MAX_BYTES) -> bytes:
     """Return the content of a regular file. Pipes and devices, and files of more than `max_bytes`, are refused.
 
     The messages of OSError and ValueError name the file; `advice` says what to do if it is missing or damaged.
@@ -27,18 +27,18 @@ def read_regular(path: Path, advice: str = "", max_bytes: int = MAX_BYTES) -> by
     then = f"; {advice}." if advice else "."
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError(f"{path} is not a regular file{then}")
-            data = file.read(max_bytes + 1)
+            if max_bytes is not None and status.st_size > max_bytes:
+                raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}")
+            return file.read()
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing{then}") from None
     except PermissionError as error:
         raise PermissionError(f"{path} cannot be read; change its permissions.") from error
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror or error}).") from error
-    if len(data) > max_bytes:
-        raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}")
-    return data
 
 
 def _open_without_blocking(path: str, flags: int) -> int:

@@ -24,24 +24,37 @@ class _NumberError(ValueError):
 
 
 def read_json(
-    path: Path, hint: Any = Any, advice: str = "", *, find_class: FindClass | None = None, max_bytes: int = MAX_BYTES
+    path: Path,
+    hint: Any = Any,
+    advice: str = "",
+    *,
+    find_class: FindClass | None = None,
+    max_bytes: int = MAX_BYTES,
+    max_depth: int = _MAX_DEPTH,
 ) -> Any:
     """Return the content of a JSON file as a value of type `hint`.
 
     A file that is missing or cannot be read raises an OSError, and one with other content a ValueError. Both messages
     name the file; `advice` says what to do if it is missing or damaged.
     """
-    return parse_json(read_regular(path, advice, max_bytes), str(path), hint, advice, find_class=find_class)
+    text = read_regular(path, advice, max_bytes)
+    return parse_json(text, str(path), hint, advice, find_class=find_class, max_depth=max_depth)
 
 
 def parse_json(
-    text: bytes | str, name: str, hint: Any = Any, advice: str = "", *, find_class: FindClass | None = None
+    text: bytes | str,
+    name: str,
+    hint: Any = Any,
+    advice: str = "",
+    *,
+    find_class: FindClass | None = None,
+    max_depth: int = _MAX_DEPTH,
 ) -> Any:
     """Return the value of JSON text as `hint`. `name` is that of the text in error messages."""
     then = f"; {advice}." if advice else "."
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_moderate)
-        if _depth_exceeds(value, _MAX_DEPTH):
+        if _depth_exceeds(value, max_depth):
             raise RecursionError
     except RecursionError:
         raise ValueError(f"{name} is damaged: its JSON is nested too deeply{then}") from None

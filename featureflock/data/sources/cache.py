@@ -4,12 +4,11 @@ Images are stored as (N, H, W, C) bytes and returned as (N, C, H, W) with the sa
 because batched cropping gathers whole pixels.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import safetensors
 import safetensors.numpy
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from featureflock.data.sources.archives import Arrays
 from featureflock.data.sources.registry import PUBLISHED_SETS
-from featureflock.utils.digests import json_digest, once_per_version
+from featureflock.utils.digests import json_digest, once_per_version, sha256
 from featureflock.utils.files import write_atomically
 from featureflock.utils.json_files import parse_json
 
@@ -155,8 +154,3 @@ def _read(name: str, keys: tuple[str, ...]) -> tuple[_Index, dict[str, Tensor]]:
 
 def _damaged(name: str) -> ValueError:
     return ValueError(f"{path_of(name)} is damaged: its content has changed; run: featureflock data get {name}")
-
-
-def sha256(data: Any) -> str:
-    """Return the SHA-256 of bytes or of a contiguous array."""
-    return hashlib.sha256(data).hexdigest()
