@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from featureflock.utils.files import open_regular
 
 _DIGESTS: dict[tuple[str, ...], str] = {}
 
@@ -15,7 +16,7 @@ def file_digest(path: Path) -> str:
     """SHA-256 of the bytes of a file."""
 
     def compute() -> str:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     return once_per_version(path, "bytes", compute)
@@ -36,10 +37,7 @@ def once_per_version(path: Path, kind: str, compute: Callable[[], str]) -> str:
 
     `kind` tells different digests of one file apart.
     """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe or a device may never end
-        raise ValueError(f"{path} is not a regular file.")
-    return once((kind, os.path.abspath(path), file_version(status)), compute)
+    return once((kind, os.path.abspath(path), file_version(path.stat())), compute)
 
 
 def once(key: tuple[str, ...], compute: Callable[[], str]) -> str:

@@ -11,6 +11,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
@@ -24,21 +25,34 @@ def read_regular(path: Path, advice: str = "", max_bytes: int | None = MAX_BYTES
 
     The messages of OSError and ValueError name the file; `advice` says what to do if it is missing or damaged.
     """
+    with open_regular(path, advice) as file:
+        if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+            then = f"; {advice}" if advice else ""
+            raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}.")
+        return file.read()
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, advice: str = "") -> Iterator[BufferedReader]:
+    """Open a regular file for reading; errors as in `read_regular`."""
     then = f"; {advice}." if advice else "."
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{path} is not a regular file{then}")
-            if max_bytes is not None and status.st_size > max_bytes:
-                raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}")
-            return file.read()
+            yield file
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing{then}") from None
     except PermissionError as error:
         raise PermissionError(f"{path} cannot be read; change its permissions.") from error
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def check_regular(path: Path, advice: str = "") -> None:
+    """Raise the errors of `read_regular`, for files that another library opens."""
+    with open_regular(path, advice):
+        pass
 
 
 def _open_without_blocking(path: str, flags: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from featureflock.data.sources.archives import Arrays
 from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.utils.digests import json_digest, once_per_version, sha256
-from featureflock.utils.files import write_atomically
+from featureflock.utils.files import check_regular, write_atomically
 from featureflock.utils.json_files import parse_json
 
 VARIABLE = "FEATUREFLOCK_CACHE"  # environment variable with the cache folder
@@ -132,6 +132,7 @@ def _read(name: str, keys: tuple[str, ...]) -> tuple[_Index, dict[str, Tensor]]:
     path = path_of(name)
     if not path.is_file():
         raise FileNotFoundError(f"{PUBLISHED_SETS[name].title} is not in the cache; run: featureflock data get {name}")
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
