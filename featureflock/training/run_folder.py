@@ -128,7 +128,7 @@ class RunFolder:
         earlier = self.read_environment() if (self.path / "environment.json").exists() else []
         lines = [line for line in self.read_metrics() if line["epoch"] <= epoch]
         if [line["epoch"] for line in lines] != list(range(1, epoch + 1)):
-            raise ValueError(f"{self.metrics} does not have one line for each of {epoch} finished epochs; {RESTORE}.")
+            raise ValueError(f"{self.metrics} does not have exactly one line for each finished epoch; {RESTORE}.")
         with self.writing():
             (self.path / MANIFEST).unlink(missing_ok=True)  # of a run whose result was removed to finish it again
             write_atomically(self.path / "recipe.json", _json(recipe))

@@ -71,8 +71,8 @@ LINE = '{"epoch": 1, "step": 2, "seconds": 0.1}\n'
         ("metrics.jsonl", LINE + '{"epoch": 2}\n', r"Line 2 of .*metrics\.jsonl .*content has no 'seconds'"),
         ("metrics.jsonl", LINE.replace("0.1", "[0.1]"), r"Line 1 .*content\.seconds must be float; got \[0\.1\]"),
         ("metrics.jsonl", LINE.replace("0.1", "1e999"), r"Line 1 .*the number 1e999 is too large"),
-        ("metrics.jsonl", LINE + LINE, r"metrics\.jsonl does not have one line for each of 1 finished epochs"),
-        ("metrics.jsonl", "", r"metrics\.jsonl does not have one line for each of 1 finished epochs"),
+        ("metrics.jsonl", LINE + LINE, r"metrics\.jsonl does not have exactly one line for each finished epoch"),
+        ("metrics.jsonl", "", r"metrics\.jsonl does not have exactly one line for each finished epoch"),
     ],
 )
 def test_a_damaged_file_is_one_sentence_and_nothing_is_written(run, name, text, message):
