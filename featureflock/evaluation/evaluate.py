@@ -133,7 +133,7 @@ def measure_run(
     human = None if plan.human is None else plan.human[clean.positions]
     predictions = RunPredictions(on_clean, views, corrupted, ood, by_kind, human)
     measured = measure(predictions, name, run.method, run.seed)
-    origin = {"training": run.result, "curves": run.curves, "recipe": run.recipe, "environment": run.environment}
+    origin = {"training": {**run.result}, "curves": run.curves, "recipe": run.recipe, "environment": run.environment}
     result = replace(measured, **origin)  # type: ignore[arg-type]
     return MeasuredRun(result, MemberVotes.of(clean) if has_one_class(plan.splits) else None, maps.get("clean"))
 
@@ -152,7 +152,8 @@ def _compare(
     runs = {name: each.result for name, each in measured.items()}
     rows = [ComparedGroup(g.title, [runs[str(run)] for run in g.runs], recipe_fields(g.runs[0])) for g in groups]
     compared = [compare(row, rows, endpoints) for row in rows]
-    remarks = [note] * bool(note) + notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
+    remarks = [note] * bool(note) + [text for each in plans for text in each.data_notes()]
+    remarks += notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)
     shown = {group.title: [run for run in group.runs if str(run) in map(str, plan.runs)] for group in groups}
