@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 NOTHING: Any = object()
 """Stands for no positional input."""
+LABELS = ("labels", "label")
+"""Names of the targets in batches that are mappings."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class MicroBatches:
 
 def takes_keywords(module: nn.Module, names: Iterable[str], positional: int = 0) -> bool:
     """Whether a module can be called with these keyword arguments, after some positional ones."""
+    module = getattr(module, "input_module", module)
     try:
         inspect.signature(module.forward).bind(*[None] * positional, **dict.fromkeys(names))
     except TypeError:
@@ -58,3 +61,33 @@ def token_mask(features: Tensor, x: Any, kwargs: Mapping[str, Any]) -> Tensor | 
 def mask_for(head: nn.Module, mask: Tensor | None) -> dict[str, Any]:
     """The keyword argument of a head that takes a mask."""
     return {} if mask is None or not takes_keywords(head, ("mask",), 1) else {"mask": mask}
+
+
+def split_batch(batch: Any) -> tuple[Any, Tensor]:
+    """Inputs and targets of a batch: a pair, or a mapping with the targets under "labels"."""
+    x, y = inputs_of(batch), None
+    if isinstance(batch, Mapping):
+        y = next((batch[name] for name in LABELS if name in batch), None)
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        y = batch[1]
+    if not isinstance(y, Tensor):
+        raise ValueError(
+            'Batches must be pairs (inputs, targets), or mappings with the targets as a tensor under "labels"; '
+            f"got {_describe(batch)}."
+        )
+    return x, y
+
+
+def inputs_of(batch: Any) -> Any:
+    """The inputs of a batch with or without targets."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name not in LABELS}
+    if isinstance(batch, tuple | list) and len(batch) in (1, 2):
+        return batch[0]
+    return batch
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a mapping of {', '.join(map(str, batch))}"
+    return f"{len(batch)} items" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"

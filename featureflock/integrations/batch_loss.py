@@ -1,4 +1,4 @@
-"""What the integrations with training libraries share: batches with labels, and the loss of a batch that is in parts.
+"""The loss of a batch that a training library divides into parts.
 
 A training library divides a batch among processes (DistributedDataParallel) and into micro-batches that it accumulates.
 Members interact through the whole batch, so the loss is computed for all of it: particle layers sum over processes, and
@@ -7,7 +7,7 @@ the micro-batches of a step are collected and computed together (ensemble/micro_
 Shapes: B examples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,9 +23,6 @@ from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.inputs import MicroBatches
 from featureflock.methods.base import Method
 from featureflock.tasks import Classification, Task
-
-LABELS = ("labels", "label")
-"""Names of the targets in batches that are mappings."""
 
 
 class StepLoss(NamedTuple):
@@ -126,33 +123,3 @@ def join_targets(targets: Sequence[Tensor], task: Task) -> Tensor:
         length = max(y.shape[1] for y in targets)
         targets = [F.pad(y, (0, length - y.shape[1]), value=ignored) for y in targets]
     return torch.cat(list(targets))
-
-
-def split_batch(batch: Any) -> tuple[Any, Tensor]:
-    """Inputs and targets of a batch: a pair, or a mapping with the targets under "labels"."""
-    x, y = inputs_of(batch), None
-    if isinstance(batch, Mapping):
-        y = next((batch[name] for name in LABELS if name in batch), None)
-    elif isinstance(batch, tuple | list) and len(batch) == 2:
-        y = batch[1]
-    if not isinstance(y, Tensor):
-        raise ValueError(
-            'Batches must be pairs (inputs, targets), or mappings with the targets as a tensor under "labels"; '
-            f"got {_describe(batch)}."
-        )
-    return x, y
-
-
-def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch with or without targets."""
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in LABELS}
-    if isinstance(batch, tuple | list) and len(batch) in (1, 2):
-        return batch[0]
-    return batch
-
-
-def _describe(batch: Any) -> str:
-    if isinstance(batch, Mapping):
-        return f"a mapping of {', '.join(map(str, batch))}"
-    return f"{len(batch)} items" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"

@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.inputs import inputs_of, split_batch
 from featureflock.ensemble.sharing import SharedMembers
 from featureflock.integrations.as_ensemble import as_ensemble
-from featureflock.integrations.batch_loss import BatchLoss, check_data_parallel, inputs_of, split_batch
+from featureflock.integrations.batch_loss import BatchLoss, check_data_parallel
 from featureflock.integrations.chained_optimiser import ChainedOptimiser
 from featureflock.methods import FeatureWGD, Method
 from featureflock.tasks import Task
