@@ -177,7 +177,10 @@ class ModuleDecoder:
             return _REGISTRIES[tag][content](**self._value(fields[0]))
         if tag == "object":
             if content not in OBJECTS and content.startswith("featureflock."):
-                importlib.import_module(content)
+                try:
+                    importlib.import_module(content)
+                except ImportError as error:
+                    raise UnknownClassError(f"The ensemble has modules of another library. {error}") from error
             return OBJECTS[content].decode(fields[0])
         decoders: dict[str, Callable[[str], Any]] = {
             "float": float,

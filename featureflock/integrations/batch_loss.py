@@ -21,7 +21,8 @@ from featureflock.core.rules import MAP
 from featureflock.distributed.mesh import Axis, Mesh
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.inputs import MicroBatches
-from featureflock.methods.base import Method
+from featureflock.methods import FeatureMAP, Method
+from featureflock.methods.base import TransportSettings
 from featureflock.tasks import Classification, Task
 
 
@@ -75,6 +76,9 @@ def check_method(ens: Ensemble, method: Method) -> None:
         got = f"got {type(ens).__name__} and {type(method).__name__}"
         raise TypeError(f"An Ensemble and a method such as FeatureWGD() are needed; {got}.")
     method.check_task(ens.task)
+    if isinstance(method, TransportSettings | FeatureMAP) and ens.layer is None:
+        how = f"build it with {type(method).__name__}().build, or with Ensemble(…, layer=ParticleLayer())"
+        raise ValueError(f"The ensemble has no particle layer, which {method.title} trains; {how}.")
     if ens.mesh.world.size > 1:
         raise ValueError("The ensemble is divided among processes by Ensemble.shard; give it undivided.")
 

@@ -349,8 +349,11 @@ def test_what_cannot_be_right_is_refused(tmp_path):
     batch = collate(rows())
     labels = batch.pop("labels")
     model = build(FeatureWGD())
-    with pytest.raises(ValueError, match='needs targets under "labels"'):
-        model(**batch)
+    smoothed = arguments(tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match='from targets under "labels"; leave out Trainer\'s label smoothing'):
+        transformers.Trainer(model, smoothed, collate, rows()).train()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(
         cpu=True,
         gradient_accumulation_plugin=accelerate.utils.GradientAccumulationPlugin(num_steps=2, sync_each_batch=True),
