@@ -10,7 +10,17 @@ from featureflock.version import __version__
 
 __all__ = ["MAP", "RBF", "SVGD", "WGD", "Cauchy", "Normal", "SteinWGD", "Uniform", "transport"]
 __all__ += ["ParticleLayer", "particle_loss"]
-__all__ += ["Ensemble", "MeshShape", "Uncertainty", "__version__", "calibrate", "join_mesh", "load", "save"]
+__all__ += [
+    "Ensemble",
+    "MeshShape",
+    "MicroBatches",
+    "Uncertainty",
+    "__version__",
+    "calibrate",
+    "join_mesh",
+    "load",
+    "save",
+]
 __all__ += ["export", "lora", "rank_one", "report", "tune"]
 __all__ += ["corruptions", "data", "evaluate", "evaluation", "integrations", "methods", "models"]
 __all__ += ["studies", "tasks", "training"]
@@ -20,7 +30,7 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, SteinWGD, Uniform, transport
     from featureflock.core.layer import ParticleLayer, particle_loss
     from featureflock.distributed.mesh import MeshShape, join_mesh
-    from featureflock.ensemble import Ensemble, load, lora, rank_one, save
+    from featureflock.ensemble import Ensemble, MicroBatches, load, lora, rank_one, save
     from featureflock.evaluation import calibrate, evaluate
     from featureflock.integrations.export import export
     from featureflock.reports import report
@@ -31,7 +41,7 @@ else:
         "core": "MAP RBF SVGD WGD Cauchy Normal SteinWGD Uniform transport",
         "core.layer": "ParticleLayer particle_loss",
         "distributed.mesh": "MeshShape join_mesh",
-        "ensemble": "Ensemble load lora rank_one save",
+        "ensemble": "Ensemble MicroBatches load lora rank_one save",
         "evaluation": "calibrate evaluate",
         "integrations.export": "export",
         "reports": "report",

@@ -2,7 +2,8 @@
 
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
+from featureflock.ensemble.inputs import MicroBatches
 from featureflock.ensemble.saving import load, save
 from featureflock.ensemble.sharing import SharedMembers, lora, rank_one
 
-__all__ = ["Ensemble", "Execution", "SharedMembers", "load", "lora", "rank_one", "save"]
+__all__ = ["Ensemble", "Execution", "MicroBatches", "SharedMembers", "load", "lora", "rank_one", "save"]

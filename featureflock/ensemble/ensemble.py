@@ -24,7 +24,8 @@ from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
 from featureflock.ensemble.inference import can_compile, fold_batch_norm
-from featureflock.ensemble.inputs import NOTHING, mask_for, takes_keywords, token_mask
+from featureflock.ensemble.inputs import NOTHING, MicroBatches, mask_for, takes_keywords, token_mask
+from featureflock.ensemble.micro_batches import micro_batch_features
 from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
 from featureflock.ensemble.sharing import SharedMembers
 from featureflock.ensemble.task_state import TaskState
@@ -204,8 +205,14 @@ class Ensemble(TaskState):
         self, states: list[ModuleState] | None, x: Any, kwargs: dict[str, Any]
     ) -> Tensor | list[Tensor]:
         """Return the features of the members of this process."""
-        first = self.trunk if self.trunk is not None else self.extractors
-        if isinstance(x, Mapping) and takes_keywords(first, x):
+        if isinstance(x, MicroBatches):
+            modules = {"trunk": self.trunk, "extractors": self.extractors}
+            start = self.mesh.members.local_slice(len(self)).start
+            return micro_batch_features(
+                modules, lambda s, part: _stack(self._local_features(s, part, kwargs), "features"), states, start, x
+            )
+        first = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
+        if isinstance(x, Mapping) and takes_keywords(first if self.trunk is None else self.trunk, x):
             x, kwargs = NOTHING, {**x, **kwargs}
         # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.
         factor = self.mesh.members.size / len(self)

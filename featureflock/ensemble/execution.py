@@ -39,7 +39,7 @@ def execute(
     states = [{} for _ in modules] if states is None else states
     if execution == "vectorised":
         return _vectorised(modules, states, inputs, kwargs)
-    call = _call_recomputing if execution == "low_memory" and torch.is_grad_enabled() else _call
+    call = call_recomputing if execution == "low_memory" and torch.is_grad_enabled() else call_module
     return [call(module, state, x, kwargs) for module, state, x in zip(modules, states, inputs, strict=True)]
 
 
@@ -81,13 +81,13 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _call(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
+def call_module(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
     args = () if x is NOTHING else (x,)
     out: Tensor = functional_call(module, state, args, kwargs) if state else module(*args, **kwargs)
     return out
 
 
-def _call_recomputing(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
+def call_recomputing(module: nn.Module, state: ModuleState, x: Any, kwargs: dict[str, Any]) -> Tensor:
     """Call a module without storing its activations: the backward pass computes them again.
 
     The second call starts from copies of the buffers, as they were before the first call, and from the same random
@@ -112,11 +112,11 @@ def _call_recomputing(module: nn.Module, state: ModuleState, x: Any, kwargs: dic
 
         state_, x_, kwargs_ = map_tensors(detach, (state, x, kwargs))
         with torch.enable_grad():
-            out = _call(module, state_ | {name: b.clone() for name, b in buffers.items()}, x_, kwargs_)
+            out = call_module(module, state_ | {name: b.clone() for name, b in buffers.items()}, x_, kwargs_)
         return torch.autograd.grad(out, [*leaves, *parameters], grad, allow_unused=True)
 
     device = devices[0] if devices else torch.device("cpu")
-    call = partial(_call, module, state, x, kwargs)
+    call = partial(call_module, module, state, x, kwargs)
     out: Tensor = _Recompute.apply(call, gradients, device, *inputs, *parameters)  # type: ignore[no-untyped-call]
     return out
 

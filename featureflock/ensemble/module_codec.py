@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,20 @@ _ACTIVATIONS = ("relu", "tanh", "sigmoid", "selu", "celu", "softmax", "sin", "co
 _FUNCTIONS |= {k: getattr(torch, k) for k in _ACTIVATIONS}
 _IMPORT = f"import it first (commands import the modules named in {PLUGINS})"
 USE_INTO = "build the ensemble with your code and call load(folder, into=ensemble)"
+
+
+class ObjectCodec(NamedTuple):
+    """JSON form of the attributes of one kind that the modules of another library have."""
+
+    matches: Callable[[Any], bool]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+OBJECTS: dict[str, ObjectCodec] = {}
+"""Such kinds of attributes, by the name of the module of featureflock that adds them when it is imported."""
+LIBRARIES = {"featureflock"}
+"""Packages whose modules the decoder may import."""
 
 
 class NotSerializableError(Exception):
@@ -111,6 +125,9 @@ class ModuleEncoder:
         for name, function in _FUNCTIONS.items():
             if function is value:
                 return ["function", name]
+        for name, codec in OBJECTS.items():
+            if codec.matches(value):
+                return ["object", name, codec.encode(value)]
         raise NotSerializableError(f"{path} is a {kind.__name__}, which JSON cannot represent")
 
 
@@ -158,6 +175,13 @@ class ModuleDecoder:
                 which = f"a {tag} {content!r}, which is not registered"
                 raise UnknownClassError(f"The ensemble has {which}; {_IMPORT}, or {USE_INTO}.")
             return _REGISTRIES[tag][content](**self._value(fields[0]))
+        if tag == "object":
+            if content not in OBJECTS and content.startswith("featureflock."):
+                try:
+                    importlib.import_module(content)
+                except ImportError as error:
+                    raise UnknownClassError(f"The ensemble has modules of another library. {error}") from error
+            return OBJECTS[content].decode(fields[0])
         decoders: dict[str, Callable[[str], Any]] = {
             "float": float,
             "dtype": _DTYPES.__getitem__,
@@ -175,7 +199,7 @@ class ModuleDecoder:
         return self._parameters[key]
 
     def _class(self, name: str) -> type[nn.Module]:
-        if name.startswith("featureflock.") and name not in self._classes:
+        if name.partition(".")[0] in LIBRARIES and name not in self._classes:
             with suppress(ImportError, ValueError):
                 importlib.import_module(name.rpartition(".")[0])
             self._classes = _known_classes()

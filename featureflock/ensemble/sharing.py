@@ -53,6 +53,11 @@ class SharedMembers(nn.Module):
         self.network, self._members = network, members
         self.train(network.training)
 
+    @property
+    def input_module(self) -> nn.Module:
+        """The module that gets the inputs."""
+        return self.network
+
     def __len__(self) -> int:
         return self._members
 

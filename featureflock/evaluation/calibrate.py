@@ -3,17 +3,18 @@
 Shapes: n members, B examples.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.inputs import split_batch
 from featureflock.evaluation.task_scores import fit_calibration
 
 
-def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
+def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor] | Mapping[str, Any]]) -> float:
     """Fit the calibration of an ensemble on held-out data and set it on the ensemble.
 
         T = calibrate(ens, validation_loader)
@@ -24,13 +25,15 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor]]) -> float:
 
     Args:
         ens: a trained ensemble.
-        loader: batches (inputs, targets) of held-out data; members are overconfident on their training data.
+        loader: batches (inputs, targets) of held-out data, or mappings with the targets under "labels"; members are
+            overconfident on their training data.
     """
     if not isinstance(ens, Ensemble):
         raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
     device = next((p.device for p in ens.parameters()), torch.device("cpu"))
     parts = []
     for batch in loader:
+        batch = split_batch(batch) if isinstance(batch, Mapping) else batch
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor) or not batch[1].dim():  # a Dataset yields single examples
             raise ValueError("calibrate needs batches (inputs, targets), such as labels as a tensor of class indices.")

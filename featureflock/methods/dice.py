@@ -87,7 +87,7 @@ class DICE(Method):
         if sizes or size is None or size[0] == 0:
             raise ValueError(f"DICE needs nn.Linear heads of equal size; got {heads[0]}.")
         features, classes = size
-        gaussian = [nn.Sequential(extractor, GaussianFeatures(features)) for extractor in extractors]
+        gaussian = [GaussianExtractor(extractor, GaussianFeatures(features)) for extractor in extractors]
         mean_heads = [nn.Sequential(FirstColumns(features), head) for head in heads]
         return Ensemble(gaussian, mean_heads, InformationBottleneck(len(extractors), features, classes, train_size))
 
@@ -129,6 +129,19 @@ class DICE(Method):
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         return in_pairs(shuffled, labels) if self.paired_batches else shuffled
+
+
+class GaussianExtractor(nn.Sequential):
+    """An extractor and its Gaussian features; takes the arguments of the extractor."""
+
+    @property
+    def input_module(self) -> nn.Module:
+        """The module that gets the inputs."""
+        return self[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        gaussian: Tensor = self[1](self[0](*args, **kwargs))
+        return gaussian
 
 
 class GaussianFeatures(nn.Module):

@@ -10,26 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.docs_code import ROOT, run_blocks
 from torch import nn
 
 import featureflock as ff
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-
-
-def run_blocks(page: str, names: dict, count: int = 1) -> dict:
-    """Execute the Python blocks of a page one after another, and return their names."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
-    assert len(blocks) == count
-    for block in blocks:
-        exec(block, names)
-    return names
 
 
 def loop_names() -> dict:

@@ -82,6 +82,7 @@ class Case:
     task: Task = Classification()
     share: Callable[[nn.Module, int], Any] | None = None
     trunk: Callable[[], nn.Module] | None = None
+    micro_batch: int | None = None
 
     def build(self) -> ff.Ensemble:
         arguments = {"members": self.members, "seed": 1, "train_size": 40, "execution": self.execution}
@@ -104,7 +105,9 @@ class Case:
             mesh.batch_fraction = len(part) / len(batch)
             for optimiser in optimisers:
                 optimiser.zero_grad()
-            method.loss(ens, x[part], y[part]).loss.backward()
+            divided = self.micro_batch is not None and mesh.world.size > 1
+            inputs = ff.MicroBatches(x[part].split(self.micro_batch)) if divided else x[part]
+            method.loss(ens, inputs, y[part]).loss.backward()
             ens.average_gradients()
             for optimiser in optimisers:
                 optimiser.step()
@@ -128,6 +131,8 @@ CASES = {
     "rank one, BatchNorm": Case(FunctionWGD(), ((2, 1),), normalised, share=ff.rank_one, steps=5),
     "rank one, low memory": Case(FeatureWGD(), ((2, 2),), share=ff.rank_one, execution="low_memory", steps=5),
     "LoRA": Case(FeatureWGD(rank=1), ((2, 2),), share=lora, steps=5),  # members that start equal have one direction
+    "micro-batches": Case(FeatureWGD(), ((2, 2),), trunk=trunk, steps=5, micro_batch=2),
+    "micro-batches, weights": Case(WeightWGD(), ((2, 2),), trunk=trunk, steps=5, micro_batch=2),
     "regression, shared variance": Case(FeatureWGD(), SHAPES, steps=5, task=Regression()),
     "regression, variance of each member": Case(DeepEnsembles(), SHAPES, steps=5, task=Regression()),
 }

@@ -15,7 +15,7 @@ from torch import nn
 
 import featureflock as ff
 from featureflock.core import PRIORS
-from featureflock.ensemble import saving
+from featureflock.ensemble import module_codec, saving
 from featureflock.utils import files
 from featureflock.utils.digests import json_digest
 
@@ -447,3 +447,28 @@ def test_ensembles_that_cannot_be_saved_raise(tmp_path):
     with pytest.raises(ValueError, match=r"extractors.0.mask is sparse"):
         ff.save(ff.Ensemble([sparse], nn.Linear(3, 2)), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration object of another library."""
+
+    width: int
+
+
+class Configured(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(H, H)
+        self.config = Config(7)
+
+
+def test_objects_of_other_libraries_have_a_codec(tmp_path, monkeypatch):
+    """Which a module of featureflock registers when it is imported."""
+    ens = ff.Ensemble([Configured()], nn.Linear(H, C))
+    codec = module_codec.ObjectCodec(lambda value: isinstance(value, Config), lambda c: [c.width], lambda w: Config(*w))
+    monkeypatch.setitem(module_codec.OBJECTS, "featureflock.other_library", codec)
+    ff.save(ens, tmp_path)
+    assert ff.load(tmp_path).extractors[0].config == Config(7)
+    monkeypatch.delitem(module_codec.OBJECTS, "featureflock.other_library")
+    with pytest.raises(ValueError, match=r"modules of another library\. No module named 'featureflock.other_library'"):
+        ff.load(tmp_path)
