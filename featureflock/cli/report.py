@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from featureflock.cli.evaluate import Request, run_evaluation
+from featureflock.cli.evaluate import Request, print_tables, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol
 from featureflock.report import read_report, write_report
@@ -39,6 +39,7 @@ def main(args: list[str]) -> None:
     if source is None:
         evaluation = run_evaluation(options, console)
         page = write_report(evaluation.results, evaluation.images, out)
+        print_tables(evaluation, console)
     else:
         results, images = read_report(source)
         try:

@@ -28,7 +28,7 @@ from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corrup
 from featureflock.corruptions.images import Bytes
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
-from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.files import check_regular, clear_partials, write_atomically
 from featureflock.utils.progress import ProgressCallback
 
 MANIFEST = "featureflock.json"
@@ -136,6 +136,7 @@ def find_sets(folder: Path) -> list[Path]:
 
 def _open_array(path: Path) -> NDArray[Any]:
     try:
+        check_regular(path)
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so the corrupted set is incomplete.") from None

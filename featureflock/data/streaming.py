@@ -170,7 +170,8 @@ class _Items(Dataset[Any]):
         try:
             return self.read(*key)
         except Exception as error:
-            return f"{self.name(key[0])} ({error})"
+            name = self.name(key[0])
+            return f"{name} ({str(error).replace(name, 'it').rstrip('.')})"
 
 
 def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
+from featureflock.utils.files import read_regular
 from featureflock.utils.serialization import from_json, to_json
 
 SCHEMA_VERSION = 2
@@ -233,8 +234,9 @@ class EvaluationResults:
     @classmethod
     def read(cls, path: Path) -> "EvaluationResults":
         """Results from a results.json file."""
+        text = read_regular(path, "give a results.json file")
         try:
-            value = json.loads(path.read_bytes(), parse_constant=_refuse)
+            value = json.loads(text, parse_constant=_refuse)
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON; evaluate the runs again.") from error
         return cls.from_json(value)

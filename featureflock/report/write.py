@@ -21,7 +21,7 @@ from featureflock.evaluation.results import EvaluationResults
 from featureflock.report.formats import latex, latex_text, main_tables, markdown
 from featureflock.report.page import build_sections, render_page
 from featureflock.report.plots import Figure, standalone
-from featureflock.utils.files import write_atomically
+from featureflock.utils.files import read_regular, write_atomically
 from featureflock.version import __version__
 
 
@@ -70,7 +70,7 @@ def read_report(path: Path) -> tuple[EvaluationResults, dict[str, bytes]]:
     try:
         results = EvaluationResults.read(file)
     except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}); give a results.json file.") from error
+        raise ValueError(str(error)) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from error
     names = [example.image for example in results.disputed if example.image is not None]
@@ -83,11 +83,13 @@ def _read_image(file: Path, name: str) -> bytes:
     if PurePosixPath(name).name != name:
         raise ValueError(f"{file} names an image {name!r} outside of images/; evaluate the runs again.")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.verify()
-    except (OSError, SyntaxError) as error:
-        state = "is not a PNG image" if path.is_file() else "is missing"
+    except PermissionError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        state = "is not a PNG image" if path.exists() else "is missing"
         raise ValueError(f"{path}, named in {file.name}, {state}; evaluate the runs again.") from error
     return data
 
