@@ -5,6 +5,7 @@ A command is imported when it is called, and PyTorch and plug-ins with it.
 
 import importlib
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -41,7 +42,9 @@ def main() -> None:
                 print(f"featureflock {__version__}")
             else:
                 _run(*words)
-    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+    except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
         rank = "" if is_rank_zero() else f" (rank {os.environ['RANK']})"
         sys.exit(printable(f"featureflock{rank}: {_sentence(error)}"))
     except KeyboardInterrupt as interrupt:
@@ -55,7 +58,18 @@ def _sentence(error: Exception) -> str:
     """The message of an error; that of the operating system without its number."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError | RuntimeError):
+        asked = re.search(r"(?:allocate|needed) ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", str(error))
+        what = f"There is not enough memory{f' for another {asked[1]}' if asked else ''}"
+        return f"{what}; use a smaller network, batch or data set, or fewer processes."
     return str(error)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch could not allocate memory on a GPU, or on the CPU, for which it has no exception of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or bool(
+        re.search(r"you tried to allocate|out of memory", str(error))
+    )
 
 
 def _run(command: str, *args: str) -> None:

@@ -103,9 +103,8 @@ def run_with_progress(
     """Run a study with its runs in OUT, and show its cost and progress."""
     if launched_by_torchrun():
         raise ValueError("Studies do not run under torchrun; start one worker per GPU or host with --shard 1/8, 2/8, …")
-    for flag, value in (("seeds", seeds), ("workers", workers)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    check_count("seeds", 1 if seeds is None else seeds)
+    check_count("workers", workers)
     if first_seed < 0:
         raise ValueError(f"--first-seed must be at least 0; got {first_seed}.")
     worker = Shard.parse(shard)
@@ -131,6 +130,14 @@ def run_with_progress(
         hint = "run the same command again when they are finished to print the table."
         console.print(f"{count} belong to other workers; {hint}", soft_wrap=True)
     return status
+
+
+def check_count(flag: str, value: int, most: int = 1000) -> None:
+    """Raise ValueError for a number of seeds, processes or runs that cannot be meant."""
+    if value < 1:
+        raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    if value > most:
+        raise ValueError(f"--{flag} must be at most {most:,}; got {value:,}.")
 
 
 def write_table(console: Console, name: str, status: StudyStatus, out: Path) -> None:

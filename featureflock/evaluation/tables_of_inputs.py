@@ -54,8 +54,8 @@ def read_rows(path: Path, inputs: InputFormat) -> Tensor:
         raise FileNotFoundError(f"There is no file {path}.")
     numbers = array("f")
     try:
-        with open_regular(path, "give a CSV file") as data:
-            reader = csv.DictReader(_lines(io.TextIOWrapper(data, encoding="utf-8-sig", newline="")))
+        with io.TextIOWrapper(open_regular(path, "give a CSV file"), encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(_lines(file))
             missing = [name for name in names if name not in (reader.fieldnames or ())]
             if missing:
                 raise ValueError(f"{path} needs a header with the columns {', '.join(names)}; {missing[0]} is missing.")
