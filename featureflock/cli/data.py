@@ -17,6 +17,7 @@ from rich.table import Table
 from featureflock.cli.terminal import make_console, progress_bar
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES, copy_set, find_sets, frost_source, generate_set, open_set
 from featureflock.data.sources import cache
+from featureflock.data.sources.fetch import clear_cache
 from featureflock.data.sources.fetch import get as get_data
 from featureflock.data.sources.registry import PUBLISHED_SETS
 from featureflock.utils.progress import ProgressCallback
@@ -40,6 +41,7 @@ def main(args: list[str]) -> None:
 def list_sets() -> None:
     """List the data sets: size, whether they are cached, and where they come from."""
     console = make_console()
+    clear_cache()
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("name", "images", "cached", "description", "source"):
         table.add_column(heading, no_wrap=heading in ("name", "images", "cached"), overflow="fold")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from featureflock.cli.reproduce import run_with_progress, write_pages
+from featureflock.cli.reproduce import print_pages, run_with_progress, write_pages
 from featureflock.cli.terminal import make_console, resumed_by_same_command
 from featureflock.core.priors import Cauchy
 from featureflock.evaluation import EvaluationProtocol
@@ -75,7 +75,7 @@ def main(args: list[str]) -> None:
     if status.results is None:
         return
     write_atomically(out / "demo.json", (json.dumps(status.results, indent=1) + "\n").encode())
-    write_pages(console, status, out)
+    print_pages(console, write_pages(status, out))
     console.print(terminal_table(beside_paper(status.results)))
     for sentence in story(status.results):
         console.print(sentence, soft_wrap=True)

@@ -45,17 +45,22 @@ def main(args: list[str]) -> None:
     console = make_console()
     check_folder(options.out)
     evaluation = run_evaluation(options, console)
-    for path in write_tables(evaluation.results, evaluation.images, options.out):
+    paths = write_tables(evaluation.results, evaluation.images, options.out)
+    print_tables(evaluation, console)
+    for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
 def run_evaluation(request: Request, console: Console) -> Evaluation:
-    """Evaluate, with a progress bar, and print the comparison."""
+    """Evaluate, with a progress bar."""
     if not request.runs:
         raise ValueError("Give at least one run: a folder that `featureflock train` made, such as runs/*.")
     compute, log = ComputeConfig(device=request.device), partial(console.print, soft_wrap=True)
     with progress_bar(console, "examples") as progress:
-        evaluation = evaluate_runs(request.runs, request.protocol, compute=compute, progress=progress, log=log)
+        return evaluate_runs(request.runs, request.protocol, compute=compute, progress=progress, log=log)
+
+
+def print_tables(evaluation: Evaluation, console: Console) -> None:
+    """Print the comparison."""
     for table in terminal_tables(evaluation.results):
         console.print(table)
-    return evaluation

@@ -1,6 +1,5 @@
 """featureflock export: write the calibrated prediction of a trained run to one file."""
 
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +56,7 @@ def main(args: list[str]) -> None:
 def _temperature(run: TrainedRun) -> tuple[Tensor, str]:
     """The temperature of `featureflock predict`, and a note on its source."""
     predictor = Predictor(run, ComputeConfig(device="cpu"))
-    temperature, source = run_temperature(run, predictor, partial(print, file=sys.stderr))
+    temperature, source = run_temperature(run, predictor, partial(make_console(stderr=True).print, soft_wrap=True))
     return torch.tensor(temperature), f"; calibrated on {source} (temperature {temperature:.3f})" if source else ""
 
 

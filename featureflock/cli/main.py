@@ -5,11 +5,14 @@ A command is imported when it is called, and PyTorch and plug-ins with it.
 
 import importlib
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from featureflock.cli.output import printable, safe_output
 from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.distributed.env import is_rank_zero
 from featureflock.utils.registry import load_plugins, unknown_name
@@ -32,19 +35,41 @@ def main() -> None:
     """Run the command line. Errors that a user can fix are printed as one sentence, without a traceback."""
     words = sys.argv[1:]
     try:
-        if not words or words[0] in ("-h", "--help"):
-            print(_help())
-        elif words[0] == "--version":
-            print(f"featureflock {__version__}")
-        else:
-            _run(*words)
-    except (ValueError, OSError, FloatingPointError) as error:
+        with safe_output():
+            if not words or words[0] in ("-h", "--help"):
+                print(_help())
+            elif words[0] == "--version":
+                print(f"featureflock {__version__}")
+            else:
+                _run(*words)
+    except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
         rank = "" if is_rank_zero() else f" (rank {os.environ['RANK']})"
-        sys.exit(f"featureflock{rank}: {error}")
+        sys.exit(printable(f"featureflock{rank}: {_sentence(error)}"))
     except KeyboardInterrupt as interrupt:
         if is_rank_zero():
-            print(f"featureflock: {str(interrupt) or 'stopped.'}", file=sys.stderr)
+            with safe_output():
+                print(printable(f"featureflock: {str(interrupt) or 'stopped.'}"), file=sys.stderr)
         sys.exit(128 + getattr(interrupt, "by", signal.SIGINT))  # the exit status that shells use for signals
+
+
+def _sentence(error: Exception) -> str:
+    """The message of an error; that of the operating system without its number."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError | RuntimeError):
+        asked = re.search(r"(?:allocate|needed) ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", str(error))
+        what = f"There is not enough memory{f' for another {asked[1]}' if asked else ''}"
+        return f"{what}; use a smaller network, batch or data set, or fewer processes."
+    return str(error)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch could not allocate memory on a GPU, or on the CPU, for which it has no exception of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or bool(
+        re.search(r"you tried to allocate|out of memory", str(error))
+    )
 
 
 def _run(command: str, *args: str) -> None:
@@ -68,7 +93,8 @@ def _run(command: str, *args: str) -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(2, b"featureflock: stopped.\n")
+    with suppress(OSError):  # a closed pipe
+        os.write(2, b"featureflock: stopped.\n")
     os._exit(128 + number)
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,8 @@ def main(args: list[str]) -> None:
         raise ValueError(f"--out {out} cannot be written; give a file in a folder that exists.")
     if options.explain and out.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"--out {out} must end in .png, .jpg or .webp.")
-    console, log, run = make_console(), partial(print, file=sys.stderr), read_run(options.run)
+    console, log = make_console(), partial(make_console(stderr=True).print, soft_wrap=True)
+    run = read_run(options.run)
     predictor = Predictor(run, ComputeConfig(device=options.device))
     if options.images[0].suffix.lower() == ".csv":
         _predict_table(options, run, predictor)
@@ -76,6 +76,9 @@ def main(args: list[str]) -> None:
         except (OSError, ValueError) as error:
             refused.append(str(error))
     predictions = classifier.classify(read, options.top) if read else []
+    if options.explain and read:
+        _explain(classifier, read, predictions, out)
+        log(f"wrote {out}")
     if options.json:
         print(json.dumps([_as_json(each, classifier.temperature) for each in predictions], indent=1))
     elif predictions:
@@ -86,9 +89,6 @@ def main(args: list[str]) -> None:
             lines.append(f"Probabilities are calibrated on {source}.")
         lines.append("Epistemic uncertainty is 0 where all members predict the same probabilities.")
         console.print("\n".join(lines), soft_wrap=True)
-    if options.explain and read:
-        _explain(classifier, read, predictions, out)
-        log(f"wrote {out}")
     if refused:
         raise ValueError(" ".join(refused))
 

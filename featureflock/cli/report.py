@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from featureflock.cli.evaluate import Request, run_evaluation
+from featureflock.cli.evaluate import Request, print_tables, run_evaluation
 from featureflock.cli.terminal import make_console
 from featureflock.evaluation import EvaluationProtocol, EvaluationResults, evaluate_files
 from featureflock.reports import read_report, terminal_tables, write_report
@@ -56,6 +56,7 @@ def main(args: list[str]) -> None:
     elif source is None:
         evaluation = run_evaluation(options, console)
         page = write_report(evaluation.results, evaluation.images, out)
+        print_tables(evaluation, console)
     else:
         results, images = read_report(source)
         try:

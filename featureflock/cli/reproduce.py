@@ -82,8 +82,9 @@ def main(args: list[str]) -> None:
                 workers=options.workers,
                 compute=compute,
             )
-        print_table(console, name, status, out)
-        write_pages(console, status, out / name)
+        pages = write_pages(status, out / name)
+        write_table(console, name, status, out)
+        print_pages(console, pages)
 
 
 def run_with_progress(
@@ -102,9 +103,8 @@ def run_with_progress(
     """Run a study with its runs in OUT, and show its cost and progress."""
     if launched_by_torchrun():
         raise ValueError("Studies do not run under torchrun; start one worker per GPU or host with --shard 1/8, 2/8, …")
-    for flag, value in (("seeds", seeds), ("workers", workers)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    check_count("seeds", 1 if seeds is None else seeds)
+    check_count("workers", workers)
     if first_seed < 0:
         raise ValueError(f"--first-seed must be at least 0; got {first_seed}.")
     worker = Shard.parse(shard)
@@ -132,23 +132,38 @@ def run_with_progress(
     return status
 
 
-def print_table(console: Console, name: str, status: StudyStatus, out: Path) -> None:
-    """Print the table of a complete study, and write it to OUT/NAME.md and OUT/NAME.json."""
+def check_count(flag: str, value: int, most: int = 1000) -> None:
+    """Raise ValueError for a number of seeds, processes or runs that cannot be meant."""
+    if value < 1:
+        raise ValueError(f"--{flag} must be at least 1; got {value}.")
+    if value > most:
+        raise ValueError(f"--{flag} must be at most {most:,}; got {value:,}.")
+
+
+def write_table(console: Console, name: str, status: StudyStatus, out: Path) -> None:
+    """Write the table of a complete study to OUT/NAME.md and OUT/NAME.json, and print it."""
     if status.results is None:
         return
     table = beside_paper(status.results)
-    console.print(terminal_table(table))
     write_atomically(out / f"{name}.json", (json.dumps(status.results, indent=1) + "\n").encode())
     write_atomically(out / f"{name}.md", markdown(table).encode())
+    console.print(terminal_table(table))
     console.print(f"wrote {out / name}.json and {name}.md", soft_wrap=True)
 
 
-def write_pages(console: Console, status: StudyStatus, folder: Path) -> None:
+def write_pages(status: StudyStatus, folder: Path) -> list[Path]:
     """Write the report page of a complete study, or one per data set in subfolders."""
+    pages = []
     for evaluation in status.evaluations:
         several = len(status.evaluations) > 1
         target = folder / evaluation.results.data.lower().replace(" ", "-") if several else folder
-        page = write_report(evaluation.results, evaluation.images, target)
+        pages.append(write_report(evaluation.results, evaluation.images, target))
+    return pages
+
+
+def print_pages(console: Console, pages: Sequence[Path]) -> None:
+    """Print what `write_pages` wrote."""
+    for page in pages:
         console.print(f"wrote {page}, results.json, table.md and table.tex", soft_wrap=True)
 
 

@@ -1,12 +1,16 @@
 """Console and progress bars of the commands."""
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
+from featureflock.cli.output import Output, printable
 from featureflock.distributed.env import is_rank_zero
 from featureflock.utils.progress import ProgressCallback
 
@@ -14,9 +18,22 @@ _PIPED_WIDTH = 160
 """Width of tables in a file or a pipe, where wide lines are better than broken words."""
 
 
-def make_console() -> Console:
+class _PrintableConsole(Console):
+    """A console whose text has no control characters; those of rich itself are in segments of their own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def make_console(*, stderr: bool = False) -> Console:
     """A console for plain text: nothing is highlighted or read as mark-up. Only rank 0 prints."""
-    plain = partial(Console, highlight=False, markup=False, emoji=False, quiet=not is_rank_zero())
+    stream = sys.stderr if stderr else sys.stdout
+    file = cast(TextIO, stream.trusted) if isinstance(stream, Output) else None
+    quiet = not is_rank_zero()
+    plain = partial(
+        _PrintableConsole, file=file, stderr=stderr, highlight=False, markup=False, emoji=False, quiet=quiet
+    )
     console = plain()
     return console if console.is_terminal else plain(width=_PIPED_WIDTH)
 

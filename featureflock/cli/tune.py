@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from featureflock.cli.recipe_flags import component_name, read_flags, train_command
+from featureflock.cli.reproduce import check_count
 from featureflock.cli.terminal import make_console, progress_bar, resumed_by_same_command
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.methods import METHODS, DeepEnsembles, Single
@@ -153,8 +154,9 @@ def _check(recipes: Mapping[str, Recipe], spaces: Mapping[str, Any], search: Sea
     """Refuse what cannot work before anything is trained."""
     if launched_by_torchrun():
         raise ValueError("tune does not run under torchrun; start the same command once for each GPU or host.")
-    if search.workers < 1:
-        raise ValueError(f"--workers must be at least 1; got {search.workers}.")
+    check_count("workers", search.workers)
+    check_count("seeds", search.seeds)
+    check_count("budget", search.budget, most=100_000)
     if search.accuracy_tolerance is not None and not search.accuracy_tolerance >= 0:
         raise ValueError(f"--accuracy-tolerance must be at least 0 points; got {search.accuracy_tolerance}.")
     for title, recipe in recipes.items():

@@ -29,7 +29,7 @@ from featureflock.corruptions.manifest import FORMAT, MANIFEST, VERSION, Manifes
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
 from featureflock.utils.digests import file_digest
-from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.files import check_regular, clear_partials, write_atomically
 from featureflock.utils.progress import ProgressCallback
 
 
@@ -145,6 +145,7 @@ def find_sets(folder: Path) -> list[Path]:
 
 def _open_array(path: Path) -> NDArray[Any]:
     try:
+        check_regular(path)
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so the corrupted set is incomplete.") from None

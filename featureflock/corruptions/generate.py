@@ -22,6 +22,7 @@ from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corrup
 from featureflock.corruptions.files import CorruptedSet, SetWriter
 from featureflock.corruptions.frost import frost_source
 from featureflock.corruptions.images import Bytes
+from featureflock.data.streaming import check_workers
 from featureflock.utils.files import working_folder
 from featureflock.utils.progress import ProgressCallback, no_progress
 
@@ -59,8 +60,7 @@ def generate_set(
     corrupt(images[:0], CORRUPTIONS[0], 1, seed=seed, indices=np.zeros(0, np.int64))  # checks images and seed
     seed, data = int(seed), source_digest(images, labels)
     metadata = {"algorithm": ALGORITHM, "seed": seed, "data": data, "source": "made by featureflock"}
-    if workers is not None and workers < 0:
-        raise ValueError(f"workers must be at least 0; got {workers}.")
+    check_workers(0 if workers is None else workers)
     origins = {name: frost_source() if name == "frost" else "" for name in _in_order(corruptions)}
     writer = SetWriter(folder, len(images), images.shape[1:], origins, _check_severities(severities), metadata)
     missing = writer.prepare(labels, log)

@@ -135,6 +135,8 @@ class TensorExamples(Examples):
         self.normalisation, self.padding, self.flip, self.white = normalisation, padding, flip, white
         if (padding or flip) and x.ndim != 4:
             raise ValueError(f"Crops and flips need images (N, C, H, W); got inputs of shape {tuple(x.shape)}.")
+        if not 0 <= padding <= (largest := max(x.shape[2:], default=0)):
+            raise ValueError(f"padding must be 0 to {largest} pixels, the size of the images; got {padding}.")
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise ValueError("Some inputs are NaN or infinite; remove or repair them before training.")
 

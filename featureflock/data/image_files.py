@@ -10,9 +10,11 @@ import math
 import os
 import stat
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -24,12 +26,17 @@ from featureflock.data.examples import Normalisation
 from featureflock.data.rng import Stream, uniform
 from featureflock.data.streaming import ExampleReader, StreamedExamples
 from featureflock.utils.digests import file_version, once
+from featureflock.utils.files import open_regular
 
 IMAGENET_NORMALISATION = Normalisation.for_bytes((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and std of ImageNet's pixels."""
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 _HASHED_BYTES = 10**9  # folders of up to so many bytes are identified by their content: a second or two
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
+"""Formats that Pillow decodes without an external program."""
+_LONGEST = 8
+"""Longest side of an image relative to the shorter one, before its ends are cut off: the crop does not contain them."""
 _MARGIN = 256 / 224  # shorter side of the resized image, relative to the central crop
 
 
@@ -66,13 +73,8 @@ class ImageFiles(ExampleReader):
     """Evaluation resizes the shorter side to size · margin; 1 for images that are already cropped."""
 
     def read(self, index: int, key: EpochKey | None) -> Tensor:
-        path = self.name(index)
-        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
-            raise ValueError("it is not a regular file")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about metadata, which is not used
-            with Image.open(path) as file:
-                image = to_rgb_image(file)
+        with open_regular(Path(self.name(index))) as data, open_image(data) as file:
+            image = to_rgb_image(file)
         if key is None:
             image, flip = centre_crop(image, self.size, self.margin), False
         else:
@@ -129,6 +131,21 @@ def _text_digest(lines: Iterable[str]) -> str:
     return sha.hexdigest()
 
 
+@contextmanager
+def open_image(data: BinaryIO) -> Iterator[Image.Image]:
+    """Open the content of a file as an image, which is decoded when needed.
+
+    An image that would take much memory raises DecompressionBombWarning or DecompressionBombError of Pillow.
+    """
+    Image.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata, which is not used
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        formats = [name for name in _FORMATS if name in Image.OPEN]
+        with Image.open(data, formats=formats) as file:
+            yield file
+
+
 def random_resized_crop(width: int, height: int, *keys: int) -> tuple[int, int, int, int]:
     """Return the window of a random resized crop; after ten attempts that do not fit, the largest central window."""
     for attempt in range(10):
@@ -146,11 +163,22 @@ def random_resized_crop(width: int, height: int, *keys: int) -> tuple[int, int, 
 
 def centre_crop(image: Image.Image, size: int, margin: float = _MARGIN) -> Image.Image:
     """Resize the shorter side of an image to size · margin and crop the central size × size pixels."""
+    image = _without_ends(image)
     short = round(size * margin)
     width, height = (max(short, short * side // min(image.size)) for side in image.size)
     scaled = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return scaled.crop((left, top, left + size, top + size))
+
+
+def _without_ends(image: Image.Image) -> Image.Image:
+    """The middle of an image that is much longer than wide: scaled up, a line of pixels would take gigabytes."""
+    longest = _LONGEST * min(image.size)
+    if max(image.size) <= longest:
+        return image
+    width, height = (min(side, longest) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def to_rgb_image(file: Image.Image) -> Image.Image:

@@ -1,9 +1,8 @@
 """The format of a network's inputs, stored with a run so that the user's image files can be converted to it."""
 
-import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -11,15 +10,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from featureflock.data.examples import Normalisation, TensorExamples, normalise
-from featureflock.data.image_files import ImageFiles, centre_crop, to_rgb_image
+from featureflock.data.image_files import ImageFiles, centre_crop, open_image, to_rgb_image
 from featureflock.data.sets.base import Splits
 from featureflock.data.streaming import StreamedExamples
 from featureflock.tasks import Task
 from featureflock.tasks.regression import GaussianTask
 from featureflock.utils import serialization
+from featureflock.utils.files import open_regular
 
-# Formats that Pillow decodes without an external program
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICO", "AVIF", "JPEG2000")
 _NOTES = {"CMYK": "CMYK converted to RGB", "L": "grey", "LA": "grey"}
 _TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 
@@ -121,32 +119,29 @@ def _open(path: Path) -> tuple[Image.Image, list[str]]:
     """Return the image in upright RGB, and notes on its conversion."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give image files, such as {path}/*.png.")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file; give an image file.")
-    Image.init()
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with open_regular(path, "give an image file") as data:
+        return _decode(data, path)
+
+
+def _decode(data: BinaryIO, path: Path) -> tuple[Image.Image, list[str]]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about metadata, which is not used
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=[kind for kind in _FORMATS if kind in Image.OPEN]) as file:
-                note = "16 bits reduced to 8, grey" if file.mode.startswith("I;16") else _NOTES.get(file.mode)
-                notes = [] if note is None else [note]
-                if (frames := getattr(file, "n_frames", 1)) > 1:
-                    notes.append(f"first of {frames} frames")
-                upright = ImageOps.exif_transpose(file)
-                transparent = upright.mode in _TRANSPARENT or "transparency" in upright.info
-                if transparent and not upright.mode.startswith("I"):
-                    notes.append("transparent pixels shown as white")
-                    layer = upright.convert("RGBA")
-                    upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-                return to_rgb_image(upright), notes
-    except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}.") from None
+        with open_image(data) as file:
+            note = "16 bits reduced to 8, grey" if file.mode.startswith("I;16") else _NOTES.get(file.mode)
+            notes = [] if note is None else [note]
+            if (frames := getattr(file, "n_frames", 1)) > 1:
+                notes.append(f"first of {frames} frames")
+            ImageOps.exif_transpose(file, in_place=True)
+            upright: Image.Image = file
+            if (file.mode in _TRANSPARENT or "transparency" in file.info) and not file.mode.startswith("I"):
+                notes.append("transparent pixels shown as white")
+                layer = file if file.mode == "RGBA" else file.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+            return to_rgb_image(upright), notes
     except UnidentifiedImageError:
         raise ValueError(f"{path} is not an image in a supported format (PNG, JPEG, WebP, TIFF, GIF, …).") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(f"{path} has too many pixels to be decoded safely; make it smaller first.") from None
-    except PermissionError:
-        raise PermissionError(f"{path} cannot be read; change its permissions.") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is damaged or of an unsupported kind ({error}).") from error

@@ -24,8 +24,17 @@ from featureflock.data.examples import Batch, Examples, Normalisation, content_d
 from featureflock.data.rng import random_bits
 from featureflock.tasks import Classification, Task
 
+_MAX_WORKERS = 1024
 _MAX_UNREADABLE = 100
 """Unreadable examples tolerated in one pass; 1 % of the examples if that is more."""
+
+
+def check_workers(workers: int) -> None:
+    """Raise ValueError for a negative or an absurd number of processes."""
+    if workers < 0:
+        raise ValueError(f"workers must be at least 0; got {workers}.")
+    if workers > _MAX_WORKERS:
+        raise ValueError(f"workers must be at most {_MAX_WORKERS:,} processes; got {workers:,}.")
 
 
 class ExampleReader(ABC):
@@ -60,6 +69,7 @@ class StreamedExamples(Examples):
         workers: int = 0,
         task: Task = Classification(),
     ) -> None:
+        check_workers(workers)
         self.reader, self.normalisation, self.workers = reader, normalisation, workers
         self.labels, self.indices = task_targets(labels, len(labels), task), torch.arange(len(labels))
 
@@ -111,6 +121,7 @@ def from_dataset(
     """
     if isinstance(dataset, IterableDataset):
         raise ValueError("An IterableDataset has no indices, which resuming needs; use a Dataset with len().")
+    check_workers(workers)
     reader = _FromDataset(dataset)
     if labels is not None:
         return StreamedExamples(reader, labels, workers=workers, task=task)
@@ -170,7 +181,8 @@ class _Items(Dataset[Any]):
         try:
             return self.read(*key)
         except Exception as error:
-            return f"{self.name(key[0])} ({error})"
+            name = self.name(key[0])
+            return f"{name} ({str(error).replace(name, 'it').rstrip('.')})"
 
 
 def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 
 HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 5.0
@@ -45,9 +45,14 @@ def fresh_store_prefix(stores: Sequence[Any], rank: int, processes: int, timeout
     """
     store, name, deadline = stores[0], uuid.uuid4().hex, time.monotonic() + timeout
     if rank > 0:
-        store.set(f"featureflock/request/{rank}", name)
-        prefix = store.get(f"featureflock/prefix/{name}").decode()
-        store.set(f"featureflock/confirmed/{prefix}/{rank}", "")
+        try:
+            store.set(f"featureflock/request/{rank}", name)
+            prefix = store.get(f"featureflock/prefix/{name}").decode()
+            store.set(f"featureflock/confirmed/{prefix}/{rank}", "")
+        except DistError as error:
+            late = time.monotonic() > deadline - 1
+            text = f"No response within {timeout:g} s from rank 0" if late else "The connection to rank 0 was lost"
+            raise MissingProcesses(f"{text}; see its error message, or whether it is running.") from error
         return [PrefixStore(prefix, each) for each in stores]
     waiting = set(range(1, processes))
     while waiting:

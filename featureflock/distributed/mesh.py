@@ -33,10 +33,10 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # imported later, its default arguments would keep the process group alive
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed.rendezvous import rendezvous
 
-from featureflock.distributed.env import is_rank_zero
+from featureflock.distributed.env import is_rank_zero, world_size
 from featureflock.distributed.failures import AlreadyReported, failure_reporting, fresh_store_prefix
+from featureflock.distributed.rendezvous import connect, read_launch
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     Tensors on CPUs are sent with gloo, tensors on GPUs with NCCL. If a process does not respond within `shape.timeout`
     seconds, the others report its rank and exit.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = world_size()
     members = shape.members or max(1, processes // shape.data)
     needed = members * shape.data
     if needed != processes:
@@ -236,8 +236,9 @@ def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
         yield SINGLE_PROCESS
         return
     timeout = timedelta(seconds=shape.timeout)
-    (store, rank, _), (heartbeat_store, _, _) = (next(rendezvous("env://", timeout=timeout)) for _ in range(2))
-    store, heartbeat_store = fresh_store_prefix([store, heartbeat_store], rank, processes, shape.timeout)
+    launch = read_launch()
+    rank, stores = launch.rank, connect(launch, shape.timeout, connections=2)
+    store, heartbeat_store = fresh_store_prefix(stores, rank, processes, shape.timeout)
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"

@@ -31,6 +31,7 @@ from featureflock.evaluation.metrics.classification import SLICE, Scores, mean_s
 BOUNDS = 0.01, 100.0
 LEAST, MOST = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
 """Bounds of u = log β."""
+_MAX_SHUFFLES = 1000
 
 
 class Calibrated(NamedTuple):
@@ -89,6 +90,8 @@ def halves(count: int, shuffles: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Indices of the two halves of `count` examples for each shuffle: torch.randperm, cut at ⌊count / 2⌋."""
     if count < 2 or shuffles < 1:
         raise ValueError(f"Cross-validation needs at least two examples and one shuffle; got {count} and {shuffles}.")
+    if shuffles > _MAX_SHUFFLES:
+        raise ValueError(f"shuffles must be at most {_MAX_SHUFFLES:,}; got {shuffles}.")
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(count, generator=generator) for _ in range(shuffles)]
     return [(order[: count // 2], order[count // 2 :]) for order in orders]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from featureflock.evaluation.calibration import halves, tempered
 from featureflock.evaluation.checks import checked_log_probs, checked_probs
+from featureflock.utils.files import read_regular
 
 _FEWEST_AGREEING = 0.5
 """Below this fraction of examples whose most frequent human label is the label, the file is of another test set."""
@@ -44,9 +45,9 @@ def read_human_labels(path: Path, labels: Tensor, classes: int) -> Tensor:
         classes: number of classes.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, "give an .npy file")
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror or error}); give an .npy file.") from error
+        raise ValueError(str(error)) from error
     if not data.startswith(b"\x93NUMPY"):
         raise ValueError(f"{path} is not an .npy file; write one with numpy.save.")
     try:

@@ -1,9 +1,12 @@
 """Predictions of a regression run for the rows of a CSV file, in the unit of the targets."""
 
 import csv
+import io
 import math
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import torch
 from torch import Tensor
@@ -11,6 +14,10 @@ from torch import Tensor
 from featureflock.data import InputFormat
 from featureflock.data.examples import normalise
 from featureflock.evaluation.predictions import Predictor
+from featureflock.utils.files import open_regular
+
+_LONGEST_LINE = 1 << 20
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class RowPrediction(NamedTuple):
@@ -43,20 +50,30 @@ def read_rows(path: Path, inputs: InputFormat) -> Tensor:
     names = inputs.feature_names
     if not names:
         raise ValueError("This run does not name its columns; predict in Python, with featureflock.load.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    numbers = array("f")
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+        with io.TextIOWrapper(open_regular(path, "give a CSV file"), encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(_lines(file))
             missing = [name for name in names if name not in (reader.fieldnames or ())]
             if missing:
                 raise ValueError(f"{path} needs a header with the columns {', '.join(names)}; {missing[0]} is missing.")
-            rows = [[_number(path, k, name, line[name]) for name in names] for k, line in enumerate(reader, 1)]
-    except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            for k, line in enumerate(reader, 1):
+                numbers.extend(_number(path, k, name, line[name]) for name in names)
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as a CSV file ({error}).") from error
-    if not rows:
+    if not numbers:
         raise ValueError(f"{path} has no rows below its header.")
-    return torch.tensor(rows, dtype=torch.float32)
+    return torch.tensor(numbers, dtype=torch.float32).view(-1, len(names))
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines of a text file, the memory of which is limited: a file may be one line."""
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise csv.Error(f"a line is longer than {_LONGEST_LINE:,} characters")
+        yield line
 
 
 def _number(path: Path, row: int, name: str, text: str | None) -> float:
@@ -64,6 +81,6 @@ def _number(path: Path, row: int, name: str, text: str | None) -> float:
         number = float(text or "")
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST:
         raise ValueError(f"{path}, row {row}: {name} must be a finite number; got {text!r}.")
     return number

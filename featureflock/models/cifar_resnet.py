@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.models.base import MODELS, ModelConfig, image_channels
-from featureflock.models.layers import conv, global_average, initialise
+from featureflock.models.layers import check_depth, conv, global_average, initialise
 from featureflock.models.resnet import BasicBlock
 
 
@@ -67,3 +67,4 @@ class CifarResNetConfig(ModelConfig):
 def _check(depth: int) -> None:
     if not isinstance(depth, int) or depth < 8 or depth % 6 != 2:
         raise ValueError(f"A CIFAR ResNet has 6b + 2 layers; use a depth such as 20, 32, 44 or 56, not {depth!r}.")
+    check_depth(depth)

@@ -11,6 +11,9 @@ backward pass (fan_out):
 
 from torch import Tensor, nn
 
+MAX_SIZE, MAX_DEPTH = 10**6, 10_000
+"""Largest number of channels or features, and of layers."""
+
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Convolution with "same" padding at stride 1. It has no bias, because BatchNorm would remove it."""
@@ -36,10 +39,18 @@ def initialise(module: nn.Module) -> None:
             nn.init.zeros_(m.bias)
 
 
+def check_depth(depth: int) -> None:
+    """Raise ValueError if a network would have too many layers to be built."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"depth must be at most {MAX_DEPTH:,} layers; got {depth:,}.")
+
+
 def check_positive(name: str, *sizes: int) -> None:
-    """Raise ValueError unless all sizes are integers of at least 1, and there is one."""
+    """Raise ValueError unless all sizes are integers of at least 1 that a network can have, and there is one."""
     if not sizes:
         raise ValueError(f"{name} must contain at least one number.")
     for size in sizes:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} must be an integer of at least 1; got {size!r}.")
+        if size > MAX_SIZE:
+            raise ValueError(f"{name} must be at most {MAX_SIZE:,}; got {size:,}.")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featureflock.models.base import MODELS, ModelConfig, image_channels
-from featureflock.models.layers import check_positive, conv, global_average, initialise
+from featureflock.models.layers import check_depth, check_positive, conv, global_average, initialise
 
 
 class WideResNet(nn.Module):
@@ -86,6 +86,7 @@ class WideResNetConfig(ModelConfig):
 def _check(depth: int, width: int, dropout: float) -> None:
     if not isinstance(depth, int) or depth < 10 or depth % 6 != 4:
         raise ValueError(f"A wide ResNet has 6b + 4 layers; use a depth such as 10, 16, 22, 28 or 40, not {depth!r}.")
+    check_depth(depth)
     check_positive("width", width)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1; got {dropout!r}.")

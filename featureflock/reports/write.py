@@ -21,7 +21,7 @@ from featureflock.evaluation.results import EvaluationResults
 from featureflock.reports.formats import latex, latex_text, main_tables, markdown
 from featureflock.reports.page import build_sections, render_page
 from featureflock.reports.plots import Figure, standalone
-from featureflock.utils.files import write_atomically
+from featureflock.utils.files import read_regular, write_atomically
 from featureflock.version import __version__
 
 
@@ -78,11 +78,13 @@ def _read_image(file: Path, name: str) -> bytes:
     if PurePosixPath(name).name != name:
         raise ValueError(f"{file} names an image {name!r} outside of images/; evaluate the runs again.")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.verify()
-    except (OSError, SyntaxError) as error:
-        state = "is not a PNG image" if path.is_file() else "is missing"
+    except PermissionError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        state = "is not a PNG image" if path.exists() else "is missing"
         raise ValueError(f"{path}, named in {file.name}, {state}; evaluate the runs again.") from error
     return data
 

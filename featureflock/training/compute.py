@@ -95,20 +95,28 @@ class ResolvedCompute:
             yield
 
 
-def resolve_compute(
-    compute: ComputeConfig, precision: Precision, ens: Ensemble, flops: Callable[[], float]
-) -> ResolvedCompute:
-    """Resolve every `auto`. `flops` returns the approximate FLOPs of the run, if the choice depends on it."""
-    name = compute.device
+def resolve_device(name: str) -> torch.device:
+    """The device of this name; `auto` is resolved."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and launched_by_torchrun():
             name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"The device {name} is not available: {str(error).splitlines()[0]}") from error
+        usable = torch.zeros(1, device=device).device.type != "meta"
+    except Exception as error:  # PyTorch raises many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"The device {name} is not available: {reason}") from error
+    if not usable:
+        raise ValueError(f"The device {name} stores no values, so nothing can be computed on it; use cpu or cuda.")
+    return device
+
+
+def resolve_compute(
+    compute: ComputeConfig, precision: Precision, ens: Ensemble, flops: Callable[[], float]
+) -> ResolvedCompute:
+    """Resolve every `auto`. `flops` returns the approximate FLOPs of the run, if the choice depends on it."""
+    device = resolve_device(compute.device)
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
     channels_last = compute.channels_last == "on"

@@ -29,6 +29,7 @@ from featureflock.methods.base import check_loss_output
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.build import build, training_flops
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
+from featureflock.training.memory import check_memory
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
 from featureflock.training.run_folder import Result, RunFolder
@@ -73,6 +74,8 @@ def _train(
     recipe: Recipe, run: RunFolder, compute: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> Result:
     recipe_json = recipe.to_json()
+    if differences := recipe_differences(recipe_json, mesh.on_rank_zero(lambda: recipe_json)):
+        raise ValueError(f"This process was started with another recipe than rank 0: {'; '.join(differences)}.")
     result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))
     if result is not None:
         reporter.log(f"{run} is already finished.")
@@ -81,6 +84,7 @@ def _train(
     examples = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
     recipe.method.check_task(splits.task, splits.train.labels)
     _check_batches(recipe, examples, mesh)
+    check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
     resolved = resolve_compute(compute, recipe.precision, ens, lambda: training_flops(recipe, ens, splits.train))
@@ -122,7 +126,11 @@ def _train(
 
 
 def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
-    """Raise ValueError if a process along the data axis would have no part of some batch."""
+    """Raise ValueError if there are too few examples, or a process along the data axis has no part of some batch."""
+    if examples < 2:
+        raise ValueError(
+            f"The training set has {examples} example; training needs at least two. Choose a larger --subset."
+        )
     if mesh.data.size == 1:
         return
     if not recipe.method.splits_over_batch:
@@ -206,7 +214,7 @@ class _Loop:
         loss, member_loss, score, count = state.totals.tolist()
         task = state.ens.task
         if not count:
-            raise OSError("None of the training examples of this epoch could be read.")
+            raise OSError("No batch of this epoch had two examples that can be read; check the training files.")
         line = {
             "epoch": state.epoch + 1,
             "step": state.step,

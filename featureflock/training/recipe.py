@@ -44,6 +44,10 @@ class RecipeJSON(TypedDict):
     precision: str
 
 
+_MOST = 10**9
+"""Largest number of epochs and batch size."""
+
+
 class UnregisteredComponentError(ValueError):
     """A recipe in JSON names a component that is in no registry."""
 
@@ -107,6 +111,7 @@ class Recipe:
 
         for name in ("epochs", "batch"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1", name)
+            check(getattr(self, name) <= _MOST, f"{name} must be at most {_MOST:,}", name)
         for name in ("learning_rate", "decay_ratio"):
             check(0 < getattr(self, name) < math.inf, f"{name} must be a positive finite number", name)
         check(0 <= self.weight_decay < math.inf, "weight_decay must be a finite number of at least 0", "weight_decay")

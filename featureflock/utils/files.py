@@ -4,18 +4,22 @@ Files of unknown origin are read by `read_regular`, which neither blocks nor rea
 """
 
 import contextlib
+import errno
+import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 
-_PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
-
+_PARTIAL = re.compile(r"\.featureflock-([0-9a-f]{8})-(\d+)-[0-9a-f]{32}\.partial")
+"""Name of a temporary file or folder: machine and process that write it, and random digits."""
 MAX_BYTES = 256 * 2**20
 """Largest file that is read into memory as a whole, unless a reader gives another limit."""
 
@@ -32,32 +36,46 @@ def read_regular(path: Path, advice: str = "", max_bytes: int | None = MAX_BYTES
         return file.read()
 
 
-@contextlib.contextmanager
-def open_regular(path: Path, advice: str = "") -> Iterator[BufferedReader]:
+def open_regular(path: Path, advice: str = "") -> BufferedReader:
     """Open a regular file for reading; errors as in `read_regular`."""
     then = f"; {advice}." if advice else "."
     try:
-        with open(path, "rb", opener=_open_without_blocking) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{path} is not a regular file{then}")
-            yield file
+        return open(path, "rb", opener=_open_regular)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing{then}") from None
     except PermissionError as error:
         raise PermissionError(f"{path} cannot be read; change its permissions.") from error
+    except _NotRegularError:
+        raise ValueError(f"{path} is not a regular file{then}") from None
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def check_regular(path: Path, advice: str = "") -> None:
     """Raise the errors of `read_regular`, for files that another library opens."""
-    with open_regular(path, advice):
-        pass
+    open_regular(path, advice).close()
 
 
-def _open_without_blocking(path: str, flags: int) -> int:
-    """Open a file; opening a pipe would wait for a writer otherwise."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+class _NotRegularError(OSError):
+    """A pipe, device or socket, which could block or never end."""
+
+
+def _open_regular(path: str, flags: int) -> int:
+    _check_mode(os.stat(path).st_mode)  # before it is opened, which may have an effect on a device
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for a writer
+    try:
+        _check_mode(os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_mode(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise _NotRegularError
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -111,9 +129,14 @@ def working_folder(parent: Path) -> Iterator[Path]:
 
 
 def clear_partials(folder: Path, age: float = 3600) -> None:
-    """Remove temporary files and folders of killed processes: those that were not modified for `age` seconds."""
+    """Remove temporary files and folders of killed processes.
+
+    A process of this machine is known to have ended. Of others, files that were not modified for `age` seconds are
+    removed.
+    """
     for path in folder.iterdir():
-        if _PARTIAL.fullmatch(path.name) and time.time() - _last_modified(path) > age:
+        match = _PARTIAL.fullmatch(path.name)
+        if match and (_has_ended(match[1], int(match[2])) or time.time() - _last_modified(path) > age):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -122,7 +145,30 @@ def clear_partials(folder: Path, age: float = 3600) -> None:
 
 
 def _partial(folder: Path) -> Path:
-    return folder / f".featureflock-{uuid.uuid4().hex}.partial"
+    return folder / f".featureflock-{_machine()}-{os.getpid()}-{uuid.uuid4().hex}.partial"
+
+
+@cache
+def _machine() -> str:
+    """Digest of what has one numbering of processes: a boot of a machine, and a PID namespace, as of a container."""
+    names = [platform.node()]
+    for read, path in ((Path.read_text, "/proc/sys/kernel/random/boot_id"), (os.readlink, "/proc/self/ns/pid")):
+        with contextlib.suppress(OSError):  # not Linux
+            names.append(str(read(Path(path))))
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+
+
+def _has_ended(machine: str, process: int) -> bool:
+    """Whether a process is known to have ended."""
+    if os.name != "posix" or machine != _machine():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # it belongs to another user, or there is no such number
+        return False
+    return False
 
 
 def _last_modified(path: Path) -> float:

@@ -5,7 +5,6 @@ import hashlib
 import http.server
 import io
 import json
-import os
 import struct
 import tarfile
 import threading
@@ -231,9 +230,3 @@ def web_source(server, behaviour, title=None):
 def partial_files(folder):
     """Unfinished files and folders."""
     return [path for path in folder.iterdir() if path.suffix == ".partial"]
-
-
-def make_old(folder):
-    """Set the times of a folder and its files far back."""
-    for path in [folder, *folder.rglob("*")]:
-        os.utime(path, (1e9, 1e9))

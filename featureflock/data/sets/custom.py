@@ -12,6 +12,8 @@ from featureflock.data.sets.base import DataSet, Splits
 from featureflock.data.streaming import from_dataset
 from featureflock.tasks import Classification, Task
 
+_MAX_CLASSES = 10**6
+
 
 @dataclass(frozen=True, eq=False)
 class CustomData(DataSet):
@@ -47,7 +49,10 @@ class CustomData(DataSet):
         """Number of classes, labels, or numbers in a target."""
         if self.task.kind != Classification.kind:
             return 1 if train.ndim == 1 else train.shape[1]
-        return 1 + max(int(y[y != self.task.ignore_index].max()) for y in (train, test))  # type: ignore[attr-defined]
+        classes = 1 + max(int(y[y != self.task.ignore_index].max()) for y in (train, test))  # type: ignore[attr-defined]
+        if classes > _MAX_CLASSES:
+            raise ValueError(f"There is a label {classes - 1:,}; number the classes 0, 1, … instead.")
+        return classes
 
     def _examples(self, data: Any, normalisation: Normalisation | None, padding: int, flip: bool) -> Examples:
         if isinstance(data, Examples):

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
+from featureflock.data.streaming import check_workers
+
+_MAX_SIZE = 4096
 
 
 @DATA_SETS.register("image-folder")
@@ -23,8 +26,9 @@ class ImageFolder(DataSet):
     train_size, input_shape = 1_281_167, (3, 224, 224)  # ImageNet's
 
     def __post_init__(self) -> None:
-        if self.size < 1 or (self.workers is not None and self.workers < 0):
-            raise ValueError(f"ImageFolder needs size ≥ 1 and workers ≥ 0; got {self}.")
+        if not 1 <= self.size <= _MAX_SIZE:
+            raise ValueError(f"size must be 1 to {_MAX_SIZE:,} pixels; got {self.size:,}.")
+        check_workers(0 if self.workers is None else self.workers)
 
     def load(self) -> Splits:
         workers = max(1, (cpu_count() or 1) - 1) if self.workers is None else self.workers

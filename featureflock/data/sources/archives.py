@@ -1,4 +1,7 @@
-"""Files of published data sets, in a folder or in an archive. Archives are read without extracting them."""
+"""Files of published data sets, in a folder or in an archive. Archives are read without extracting them.
+
+Compressed files may expand to anything, so the size of what is read is limited.
+"""
 
 import contextlib
 import gzip
@@ -13,10 +16,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featureflock.utils.files import open_regular
+
 Arrays = dict[str, NDArray[np.uint8]]
 """train_x and test_x (N, H, W, C), train_y and test_y (N,)."""
 
-_MAX_BYTES = 1 << 30  # no published file is larger, decompressed or not
+MAX_BYTES = 1 << 28
+"""The files of a published set, decompressed, and the content of its archive, have no more than this together."""
+_MAX_MEMBERS = 10_000  # of an archive
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,11 @@ def find_files(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, 
             paths = {name: path for name, path in spellings if path.is_file()}
             if len(paths) == len(layout.files):
                 with contextlib.ExitStack() as stack:
-                    streams = {name: stack.enter_context(open(path, "rb")) for name, path in paths.items()}
-                    return layout, {name: _read(stream, str(paths[name])) for name, stream in streams.items()}
+                    streams = {name: stack.enter_context(open_regular(path)) for name, path in paths.items()}
+                    found: dict[str, DataFile] = {}
+                    for name, stream in streams.items():
+                        found[name] = _read(stream, str(paths[name]), found)
+                    return layout, found
             if paths:
                 incomplete.append(_missing(folder, layout, paths))
     for layout in layouts:
@@ -67,10 +78,9 @@ def find_files(place: Path, layouts: Sequence[FileLayout]) -> tuple[FileLayout, 
 
 def label_bytes(values: Iterable[Any], count: int, classes: int, path: str) -> NDArray[np.uint8]:
     """Return labels as bytes, after checking that there is one class number for each image."""
-    try:
-        labels = np.asarray(values)
-    except ValueError:  # nested lists of different lengths
-        labels = np.empty(0)
+    if isinstance(values, list) and not all(type(value) is int for value in values):
+        values = ["not integers"]  # nested lists could be much larger as an array
+    labels = np.asarray(values)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"{path} is damaged: its labels are not a list of integers.")
     if len(labels) != count:
@@ -99,25 +109,67 @@ def _members(archive: Path, names: Sequence[str]) -> dict[str, DataFile]:
     wanted = {spelling: name for name in names for spelling in _spellings(name)}
     files: dict[str, DataFile] = {}
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = wanted.get(member.name.rsplit("/", 1)[-1])
-                stream = tar.extractfile(member) if name is not None and member.isfile() else None
-                if name is not None and stream is not None and name not in files:
-                    files[name] = _read(stream, f"{archive}/{member.name}")
+        with open_regular(archive) as file:
+            magic = file.read(2)
+            file.seek(0)
+            content = gzip.GzipFile(fileobj=file) if magic == _GZIP else file
+            with tarfile.open(fileobj=_BoundedFile(content, archive), mode="r:") as tar:
+                for count, member in enumerate(tar):
+                    if count == _MAX_MEMBERS:
+                        raise ValueError(f"{archive} has more than {_MAX_MEMBERS:,} files; it is another archive.")
+                    name = wanted.get(member.name.rsplit("/", 1)[-1])
+                    stream = tar.extractfile(member) if name is not None and member.isfile() else None
+                    if name is not None and stream is not None and name not in files:
+                        files[name] = _read(stream, f"{archive}/{member.name}", files)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive} is truncated or damaged: it is not a complete tar archive.") from error
     return files
 
 
-def _read(stream: IO[bytes], path: str) -> DataFile:
-    """Read a file, and decompress it if it is a gzip file."""
-    data = stream.read(_MAX_BYTES + 1)
-    if data.startswith(b"\x1f\x8b"):
+class _BoundedFile(io.BufferedIOBase):
+    """The content of an archive, from which tarfile reads headers of any size that they declare."""
+
+    def __init__(self, content: Any, archive: Path) -> None:
+        self._content, self._archive = content, archive
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _CHUNK:
+            raise tarfile.ReadError("a header is too large")
+        self._check(self._content.tell() + size)
+        return bytes(self._content.read(size))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._check(offset)
+        return int(self._content.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._content.tell())
+
+    def _check(self, position: int) -> None:
+        if position > MAX_BYTES:
+            raise ValueError(f"{self._archive} expands to more than {MAX_BYTES:,} bytes; it is another archive.")
+
+
+def _read(stream: IO[bytes], path: str, others: Mapping[str, DataFile]) -> DataFile:
+    """Read a file, and decompress it if it is a gzip file; `others` are the files of the set that were read before."""
+    limit = MAX_BYTES - sum(len(file.data) for file in others.values())
+    data = _read_up_to(stream, limit + 1)
+    if data.startswith(_GZIP):
         try:
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MAX_BYTES + 1)
+            data = _read_up_to(gzip.GzipFile(fileobj=io.BytesIO(data)), limit + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is truncated or damaged: it is not a complete gzip file.") from error
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{path} has more than {_MAX_BYTES:,} bytes, which no file of this data set has.")
+    if len(data) > limit:
+        raise ValueError(f"{path} is larger than all files of this data set, which have {MAX_BYTES:,} bytes at most.")
     return DataFile(path, data)
+
+
+def _read_up_to(stream: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
+    """Read in pieces, so that memory grows with what is there."""
+    data = bytearray()
+    while len(data) < size and (piece := stream.read(min(_CHUNK, size - len(data)))):
+        data += piece
+    return bytes(data)
+
+
+_GZIP = b"\x1f\x8b"

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from featureflock.data.sources.archives import Arrays, DataFile
 from featureflock.data.sources.formats import read_image
+from featureflock.utils.files import read_regular
 
 _SPLITS = {"train": ("train",), "test": ("test", "val")}
 _LOSSLESS = (".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff")
+_MAX_BYTES = 1 << 20  # of the file of an image
 _LOSSY = (".jpg", ".jpeg", ".gif")
 
 
@@ -109,7 +111,7 @@ def _images(folder: Path, title: str, count: int) -> list[Path]:
 
 def _read(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, max_bytes=_MAX_BYTES)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror or error}).") from error
+        raise ValueError(str(error)) from error
     return read_image(DataFile(str(path), data), shape)

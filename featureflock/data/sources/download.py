@@ -8,11 +8,33 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from featureflock.utils.progress import ProgressCallback, no_progress
+
+_SUPERVISOR = """
+import os, signal, subprocess, sys, threading
+client = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+def stop():
+    try:
+        os.killpg(client.pid, signal.SIGKILL)
+    except (OSError, AttributeError):
+        client.kill()
+def wait_for_parent():
+    sys.stdin.buffer.read()
+    stop()
+threading.Thread(target=wait_for_parent, daemon=True).start()
+code = client.wait()
+stop()
+os._exit(code if code >= 0 else 1)
+"""
+"""Runs a program in a process group of its own, and kills the group when this process closes its end of a pipe.
+
+The operating system closes it even if this process is killed, so no client is left.
+"""
 
 
 class DownloadError(OSError):
@@ -100,8 +122,10 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
     log, size = folder / "client.log", 0
     progress(0, None, name)
     with open(log, "wb") as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen([program, *command[1:]], cwd=folder, env={**os.environ, "LC_ALL": "C"}, **streams)
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+        words = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, program, *command[1:]]
+        environment = {**os.environ, "LC_ALL": "C"}
+        process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **streams)
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,10 +135,8 @@ def _run(command: list[str], folder: Path, name: str, progress: ProgressCallback
                     size = max(path.lstat().st_size for path in folder.rglob("*"))
                 progress(size, None, name)
                 os.utime(folder)  # marks the folder as in use, see clear_partials
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+        finally:
+            process.communicate()  # closes the pipe, which stops the client if it is still running
     return None if code == 0 else log.read_text(errors="replace")
 
 

@@ -4,6 +4,7 @@ get("cifar10")                          download
 get("cifar10", "/data/cifar")           read cifar-10-python.tar.gz, its content, or class folders, from a folder
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def get(
         log: called with messages.
     """
     published = PUBLISHED_SETS[name]
+    clear_cache()
     if from_folder is not None:
         folder = Path(from_folder).expanduser()
         if not folder.exists():
@@ -111,12 +113,17 @@ def _counts(arrays: Arrays) -> str:
     return f"{len(arrays['train_y']):,} + {len(arrays['test_y']):,}"
 
 
+def clear_cache() -> None:
+    """Remove what killed processes left in the cache folder."""
+    with contextlib.suppress(OSError):
+        clear_partials(cache.cache_folder())
+
+
 def _prepare_cache() -> Path:
-    """Create the cache folder and remove what killed processes left in it."""
+    """Create the cache folder."""
     folder = cache.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        clear_partials(folder)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, "it is not writable")
     except OSError as error:

@@ -1,13 +1,8 @@
-"""Published file formats: the idx files of MNIST, and the pickles and PNG files of CIFAR.
-
-A pickle can run arbitrary code. The unpickler here accepts only the few names that arrays need, and resolves them to a
-class that stores its arguments. Neither Python's nor NumPy's own code runs on the content of an untrusted file.
-"""
+"""Published file formats: the idx files of MNIST, and the pickles and PNG files of CIFAR."""
 
 import contextlib
 import io
 import math
-import pickle
 import struct
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
+from featureflock.data.sources.archives import MAX_BYTES, Arrays, DataFile, FileLayout, label_bytes
+from featureflock.data.sources.pickles import RefusedName, read_dictionary
 from featureflock.utils.json_files import parse_json
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _LOSSLESS = ["PNG", "BMP", "PPM", "WEBP", "TIFF"]
+_MAX_JSON_BYTES = 1 << 24
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
@@ -78,6 +75,8 @@ def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], c
     train, test = np.concatenate(images[:-1]), images[-1]
     labels = []
     for file, x in ((files["train_lables.json"], train), (files["test_lables.json"], test)):
+        if len(file.data) > _MAX_JSON_BYTES:
+            raise ValueError(f"{file.path} is damaged: it is too large for a JSON list of labels.")
         labels.append(label_bytes(parse_json(file.data, str(file.path), list[int]), len(x), classes, file.path))
     return {"train_x": train, "train_y": labels[0], "test_x": test, "test_y": labels[1]}
 
@@ -111,6 +110,8 @@ def _read_png(file: DataFile, width: int) -> NDArray[np.uint8]:
         if image.mode != "RGB" or image.width != width:
             got = f"{image.mode} with {image.width:,} × {image.height:,} pixels"
             raise ValueError(f"{file.path} is {got}; RGB with {width:,} × any was expected.")
+        if 3 * width * image.height > MAX_BYTES // 2:
+            raise ValueError(f"{file.path} has {image.height:,} images, which no file of this data set has.")
         return np.asarray(image)
 
 
@@ -128,54 +129,10 @@ def _reading(file: DataFile, kind: str) -> Iterator[None]:
 
 
 def _unpickle(file: DataFile) -> dict[str, Any]:
-    """Return the top-level dictionary with NumPy arrays and string keys (bytes in Python 2)."""
+    """Return the dictionary of a batch."""
     try:
-        loaded = _Unpickler(io.BytesIO(file.data), encoding="bytes").load()
-        return {_text(key): _array(value) if isinstance(value, _Call) else value for key, value in loaded.items()}
-    except _Refused as error:
+        return read_dictionary(file.data)
+    except RefusedName as error:
         raise ValueError(f"{file.path} was not unpickled: it refers to {error}, which no CIFAR batch needs.") from None
     except Exception as error:  # a damaged pickle can raise any exception
         raise ValueError(f"{file.path} is truncated or damaged: it is not a readable CIFAR batch.") from error
-
-
-_NUMPY = {"numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "numpy.core.numeric._frombuffer"}
-
-
-class _Refused(Exception): ...
-
-
-class _Call:
-    """Stand-in for every function and class that a pickle may name: stores its arguments and state."""
-
-    def __init__(self, *args: Any) -> None:
-        self.args, self.state = args, ()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        full_name = f"{module}.{name}"
-        if full_name.replace("._core.", ".core.") not in {*_NUMPY, "_codecs.encode"}:
-            raise _Refused(full_name)
-        return _Call
-
-
-def _array(call: _Call) -> NDArray[Any]:
-    """Build an array of integers from a stored call of numpy's _reconstruct or, in protocol 5, _frombuffer."""
-    if call.state:
-        _, shape, dtype, column_major, data = call.state
-    else:
-        data, dtype, shape, order = call.args
-        column_major = _text(order) == "F"
-    code, byte_order = _text(dtype.args[0]), _text(dtype.state[1])
-    if code not in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8") or byte_order not in "<>|":
-        raise ValueError(f"no array of {code}")
-    if isinstance(data, _Call):  # protocol 2 of Python 3 writes bytes as _codecs.encode(text, "latin1")
-        data = data.args[0].encode("latin1")
-    return np.frombuffer(data, byte_order + code).reshape(shape, order="F" if column_major else "C")
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -28,6 +28,7 @@ from featureflock.evaluation.checks import as_tensor, check_shape, checked_label
 
 BINS, SLICE = 15, 2**17
 """Bins of the ECE, and numbers processed at a time."""
+_MAX_BINS = 100_000
 
 
 class Scores(NamedTuple):
@@ -116,8 +117,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """Count, confidence and accuracy for each bin of the top probability."""
-    if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be an integer of at least 1; got {bins!r}.")
+    if not isinstance(bins, int) or not 1 <= bins <= _MAX_BINS:
+        raise ValueError(f"bins must be an integer from 1 to {_MAX_BINS:,}; got {bins!r:.20}.")
     p = checked_probs(probs)
     return _reliability(*_top(p, checked_labels(labels, p)), bins)
 

@@ -126,4 +126,4 @@ def test_human_labels(command, runs, tmp_path):
     assert "raw Human CE" in page
     assert "Cross-entropy to the distribution of human labels" in page
     out, error = command("evaluate", *runs, *FEW, "--human-labels", "missing.npy")
-    assert "missing.npy cannot be read (No such file or directory); give an .npy file." in error
+    assert "missing.npy is missing; give an .npy file." in error

@@ -222,7 +222,7 @@ def test_sixteen_bits_with_a_transparent_colour(command, run, image, tmp_path):
 
 def test_a_pipe_is_refused(command, run, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png is not a regular file" in command(run, tmp_path / "pipe.png")[1]
+    assert "pipe.png is not a regular file; give an image file." in command(run, tmp_path / "pipe.png")[1]
 
 
 def test_networks_without_convolutions_cannot_be_explained(command, image, tmp_path):

@@ -289,6 +289,8 @@ def test_bad_input_is_refused():
         ev.calibrated(log_p[:1], y[:1])
     with pytest.raises(ValueError, match="needs at least two examples and one shuffle; got 4 and 0"):
         ev.calibrated(log_p, y, shuffles=0)
+    with pytest.raises(ValueError, match="shuffles must be at most 1,000; got 1000000000"):
+        ev.calibrated(log_p, y, shuffles=10**9)
     for function in (ev.fit_temperature, ev.calibrated):
         with pytest.raises(ValueError, match=r"exp\(log_probs\) must sum to 1"):
             function(3 * log_p, y)

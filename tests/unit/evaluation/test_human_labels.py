@@ -204,7 +204,7 @@ def test_wrong_numbers_are_refused(tmp_path, case):
 
 def test_files_of_another_kind_are_refused(tmp_path):
     path = tmp_path / "human.npy"
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"human\.npy is missing; give an \.npy file"):
         read_human_labels(path, LABELS, 3)
     with pytest.raises(ValueError, match="cannot be read"):
         read_human_labels(tmp_path, LABELS, 3)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from featureflock.core.layer import ParticleLayer
@@ -43,6 +44,7 @@ def test_no_suggestion_where_the_user_has_decided(monkeypatch):
 )
 def test_long_runs_are_compiled_but_not_in_bfloat16_on_a_cpu(monkeypatch, device, precision, compile, compiled):
     monkeypatch.setattr("featureflock.training.compute.can_compile", lambda device: True)
+    monkeypatch.setattr("featureflock.training.compute.resolve_device", torch.device)  # which refuses meta
     monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9, "meta": 1e9})
     ens = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer())
     config = ComputeConfig(device=device, compile=compile)

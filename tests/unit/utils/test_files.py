@@ -1,12 +1,24 @@
 """Atomic writes, with a fault at every step, and the removal of temporary files."""
 
 import os
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from featureflock.utils import files
-from featureflock.utils.files import atomic_path, check_folder, clear_partials, working_folder, write_atomically
+from featureflock.utils.files import (
+    atomic_path,
+    check_folder,
+    check_regular,
+    clear_partials,
+    open_regular,
+    read_regular,
+    working_folder,
+    write_atomically,
+)
 
 
 def names(folder):
@@ -82,8 +94,8 @@ def test_working_folder_is_removed(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_only_old_temporary_files_are_cleared(tmp_path):
-    old_file, new_file, old_folder, growing = (tmp_path / f".featureflock-{c * 32}.partial" for c in "0123")
+def test_temporary_files_of_other_machines_are_cleared_when_they_are_old(tmp_path):
+    old_file, new_file, old_folder, growing = (tmp_path / f".featureflock-{'0' * 8}-1-{c * 32}.partial" for c in "0123")
     for path in (old_file, new_file):
         path.write_text("x")
     for folder in (old_folder, growing):
@@ -97,6 +109,52 @@ def test_only_old_temporary_files_are_cleared(tmp_path):
     assert names(tmp_path) == sorted([new_file.name, growing.name, ".other.partial"])
     clear_partials(tmp_path, age=-1)
     assert names(tmp_path) == [".other.partial"]
+
+
+def test_temporary_files_of_ended_processes_are_cleared_at_once(tmp_path):
+    """Those of a running process stay, however many there are of it."""
+    code = f"""
+from pathlib import Path
+from featureflock.utils.files import working_folder
+context = working_folder(Path({str(tmp_path)!r}))
+context.__enter__()
+"""
+    subprocess.run([sys.executable, "-c", code + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    (left,) = tmp_path.iterdir()
+    with working_folder(tmp_path) as mine:
+        assert left.exists()
+        clear_partials(tmp_path)
+        assert names(tmp_path) == [mine.name]
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    """A pipe blocks, /dev/zero never ends, and a socket cannot be opened; links to them are no better."""
+    os.mkfifo(tmp_path / "pipe")
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "socket"))
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "to-pipe").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "socket", "zero", "to-pipe"):
+        for function in (open_regular, read_regular, check_regular):
+            with pytest.raises(ValueError, match=f"/{name} is not a regular file; train again\\.$"):
+                function(tmp_path / name, "train again")
+    server.close()
+    with pytest.raises(OSError, match=r"cannot be read \(Is a directory\)\.$"):
+        open_regular(tmp_path, "train again")
+    with pytest.raises(FileNotFoundError, match=r"missing is missing; train again\.$"):
+        open_regular(tmp_path / "missing", "train again")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_regular(tmp_path / "link") == b"content"
+
+
+def test_files_larger_than_expected_are_not_read(tmp_path):
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"sparse is damaged: it has more than 1,000 bytes\."):
+        read_regular(tmp_path / "sparse", max_bytes=1000)
+    with pytest.raises(ValueError, match="it has more than"):
+        read_regular(tmp_path / "sparse")
 
 
 def test_output_folders_are_created_or_refused(tmp_path):

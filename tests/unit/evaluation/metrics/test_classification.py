@@ -277,6 +277,6 @@ def test_logits_are_refused_as_log_probabilities():
         ev.scores(torch.tensor([[math.nan, 0.0]]), torch.tensor([0]))
     with pytest.raises(ValueError, match=r"member_probs must have shape \(members, examples, classes\)"):
         ev.member_accuracy(P, Y)
-    for bins in (0, 2.5):
-        with pytest.raises(ValueError, match=f"bins must be an integer of at least 1; got {bins}"):
+    for bins in (0, 2.5, 100_001, 10**9, 10**30):
+        with pytest.raises(ValueError, match=f"bins must be an integer from 1 to 100,000; got {str(bins)[:20]}"):
             ev.ece(P, Y, bins=bins)
