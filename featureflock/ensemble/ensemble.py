@@ -20,11 +20,29 @@ import torch
 from torch import Tensor, nn
 
 from featureflock.core.layer import ParticleLayer
+from featureflock.core.transport import check_members
+from featureflock.core.value_checks import readable
 from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
-from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
+from featureflock.ensemble.execution import (
+    BATCH_NORMS,
+    Execution,
+    ModuleState,
+    check_same_architecture,
+    eval_mode,
+    execute,
+    stacked,
+)
 from featureflock.ensemble.inference import can_compile, fold_batch_norm
-from featureflock.ensemble.inputs import NOTHING, mask_for, takes_keywords, token_mask
+from featureflock.ensemble.inputs import (
+    NOTHING,
+    check_inputs,
+    explained_errors,
+    mask_for,
+    nan_if,
+    takes_keywords,
+    token_mask,
+)
 from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
 from featureflock.ensemble.sharing import SharedMembers
 from featureflock.ensemble.task_state import TaskState
@@ -204,16 +222,19 @@ class Ensemble(TaskState):
         self, states: list[ModuleState] | None, x: Any, kwargs: dict[str, Any]
     ) -> Tensor | list[Tensor]:
         """Return the features of the members of this process."""
-        first = self.trunk if self.trunk is not None else self.extractors
+        extractor = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
+        first = self.trunk if self.trunk is not None else extractor
         if isinstance(x, Mapping) and takes_keywords(first, x):
             x, kwargs = NOTHING, {**x, **kwargs}
         # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.
         factor = self.mesh.members.size / len(self)
         if self.trunk is not None:
             # Behind a layer on the weights, trunks get the gradient of the mean loss, which is a mean over members.
-            x, kwargs = run_trunk(self.trunk, x, kwargs, factor if states is None else self.mesh.members.size), {}
+            with explained_errors("The trunk", x, kwargs):
+                x, kwargs = run_trunk(self.trunk, x, kwargs, factor if states is None else self.mesh.members.size), {}
         part = self.mesh.members.local_slice(len(self))
-        with self.mesh.member_rng(), unmodified(x if self.trunk is not None else None):
+        modified = unmodified(x if self.trunk is not None else None)
+        with self.mesh.member_rng(), modified, explained_errors("The extractor", x, kwargs):
             if isinstance(self.extractors, SharedMembers):
                 return execute_shared(self.extractors, part, factor, x, self.execution, kwargs)
             return execute(list(self.extractors)[part], states, [x] * (part.stop - part.start), self.execution, kwargs)
@@ -228,7 +249,7 @@ class Ensemble(TaskState):
 
     def _gather(self, outputs: Tensor | Sequence[Tensor], name: str) -> Tensor:
         """Stack the outputs of the members of all processes."""
-        return self.mesh.members.gather(_stack(outputs, name), len(self))
+        return self.mesh.members.gather(stacked(outputs, name), len(self))
 
     @property
     def execution(self) -> Execution:
@@ -245,6 +266,7 @@ class Ensemble(TaskState):
 
     def forward(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the outputs of each member, (n, B, …): for classification the logits (n, B, C)."""
+        refused = check_inputs(x, inputs)
         extractor_states, head_states = self._transported_weights()
         features = self._local_features(extractor_states, x, inputs)
         mask = token_mask(features[0], x, inputs)
@@ -255,24 +277,25 @@ class Ensemble(TaskState):
             if self.layer is not None and self.at == "features":
                 gathered = self._apply_layer("features", self._gather(features, "features"), mask)
                 features = self.mesh.members.local_rows(gathered)
-            kwargs = mask_for(self._local(self.head)[0], mask)
-            outputs = execute(self._local(self.head), head_states, features, self.execution, kwargs)
-            logits = self._gather(outputs, "logits")
-        return self._apply_layer("logits", logits, token_mask(logits[0], x, inputs))
+            logits = self._separate_heads(features, mask, head_states)
+        return nan_if(refused, self._apply_layer("logits", logits, token_mask(logits[0], x, inputs)))
 
     def features(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the features of each member, (n, B, …)."""
-        return self._gather(self._local_features(None, x, inputs), "features")
+        refused = check_inputs(x, inputs)
+        return nan_if(refused, self._gather(self._local_features(None, x, inputs), "features"))
 
     def logits(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
-        if features.ndim < 2 or len(features) != len(self):
-            got = f"got {tuple(features.shape)}; stack the members along the first dimension"
-            raise ValueError(f"Features must have shape ({len(self)}, examples, …), members first; {got}.")
+        if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(self):
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            expected = f"Features must have shape ({len(self)}, examples, …), members first"
+            raise ValueError(f"{expected}; got {got}; stack the members along the first dimension.")
+        if readable(features):
+            check_members(torch.isfinite(features), "features")
         if not isinstance(self.head, nn.ModuleList):
             return self._shared_head(features, mask)
-        here, heads = self.mesh.members.local_rows(features), self._local(self.head)
-        return self._gather(execute(heads, None, here, self.execution, mask_for(heads[0], mask)), "logits")
+        return self._separate_heads(self.mesh.members.local_rows(features), mask, None)
 
     def member_predictions(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the parameters of each member's predictive distribution, (n, B, …); in eval mode, without gradients.
@@ -280,7 +303,10 @@ class Ensemble(TaskState):
         For classification these are log-probabilities (n, B, C); for the other tasks see `tasks`.
         """
         with torch.no_grad(), eval_mode(self):
-            return self.task.member_predictions(self(x, **inputs), self.log_variance)
+            members = self.task.member_predictions(self(x, **inputs), self.log_variance)
+        if readable(members):
+            check_members(~self.task.undefined(members), "predictions")
+        return members
 
     def predict(self, x: Any = NOTHING, /, **inputs: Any) -> Any:
         """Return the prediction of the task, averaged over members and calibrated; in eval mode.
@@ -327,7 +353,6 @@ class Ensemble(TaskState):
     def uncertainty(self, x: Any = NOTHING, /, **inputs: Any) -> Uncertainty:
         """Return the total, aleatoric and epistemic uncertainty of each prediction; in eval mode.
 
-
         Entropies in nats for classes and labels, without the temperature, which applies to the averaged prediction and
         not to the members. Variances for regression.
         """
@@ -342,10 +367,20 @@ class Ensemble(TaskState):
     def _shared_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
         joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
         kwargs = mask_for(self.head, mask)
-        if joint or self.execution == "vectorised":
-            kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
-            return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
-        return _stack(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
+        with explained_errors("The head", features[0], kwargs):
+            if joint or self.execution == "vectorised":
+                kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
+                return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
+            return stacked(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
+
+    def _separate_heads(
+        self, features: Tensor | list[Tensor], mask: Tensor | None, states: list[ModuleState] | None
+    ) -> Tensor:
+        heads = self._local(self.head)
+        kwargs = mask_for(heads[0], mask)
+        with explained_errors("The head", features[0], kwargs):
+            logits = execute(heads, states, features, self.execution, kwargs)
+        return self._gather(logits, "logits")
 
     def _transported_weights(self) -> tuple[list[ModuleState] | None, list[ModuleState] | None]:
         """Return the weights of extractors and heads after a layer on weights, or None if there is no such layer."""
@@ -358,25 +393,3 @@ class Ensemble(TaskState):
 
 class RemoteMember(nn.Module):
     """Placeholder for a member that another process has."""
-
-
-def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
-    if isinstance(parts, Tensor):
-        return parts
-    for i, part in enumerate(parts):
-        if part.shape != parts[0].shape:
-            shapes = f"member 0 gives {tuple(parts[0].shape)}, member {i} {tuple(part.shape)}"
-            raise ValueError(f"The members' {name} must have the same shape; {shapes}.")
-    return torch.stack(list(parts))
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch to eval mode temporarily; afterwards each submodule has its previous mode."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode
