@@ -10,7 +10,6 @@ The task (featureflock.tasks) is the likelihood p(y|f): it defines the loss, the
 Shapes: n members, B data points, H features, C classes.
 """
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from featureflock.core.layer import ParticleLayer
 from featureflock.core.transport import check_members
 from featureflock.core.value_checks import readable
-from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import (
     BATCH_NORMS,
@@ -33,7 +31,7 @@ from featureflock.ensemble.execution import (
     execute,
     stacked,
 )
-from featureflock.ensemble.inference import can_compile, fold_batch_norm
+from featureflock.ensemble.inference import optimised
 from featureflock.ensemble.inputs import (
     NOTHING,
     check_inputs,
@@ -327,23 +325,10 @@ class Ensemble(TaskState):
         Members in one network stay in one network, with its memory, and their BatchNorm is not folded.
 
         Args:
-            compile: use torch.compile, at the first call for each shape of x (seconds); None for where it is available.
+            compile: use torch.compile, at the first call for each shape of x (seconds). None for CPUs and CUDA GPUs,
+                with a warning where the compiler does not work; True raises ValueError there.
         """
-        with self.detached_from_mesh():
-            ens = copy.deepcopy(self).eval().requires_grad_(False)
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        heads = [fold_batch_norm(head) for head in ens.head] if isinstance(ens.head, nn.ModuleList) else None
-        in_one = isinstance(ens.extractors, SharedMembers)
-        extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
-        trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
-        fast = Ensemble(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
-        fast.copy_task(ens)
-        fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if can_compile(device) if compile is None else compile:
-            options = compile_options()
-            for module in fast.compiled_modules():
-                module.compile(options=options)
-        return fast.eval()
+        return optimised(self, compile)
 
     def compiled_modules(self) -> list[nn.Module]:
         """The modules that torch.compile is applied to: the trunk, and each extractor or the network of all members."""
