@@ -29,7 +29,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES
-from featureflock.data import Digits, Splits, TensorExamples
+from featureflock.data import Digits, InputFormat, Splits, TensorExamples
 from featureflock.evaluation.calibration import BOUNDS, halves
 from featureflock.evaluation.evaluate import measure_run
 from featureflock.evaluation.metrics.registry import summarise
@@ -38,6 +38,7 @@ from featureflock.evaluation.predictions import Predictions, load_predictions, w
 from featureflock.evaluation.run_predictions import RunPredictions, SetPredictions
 from featureflock.evaluation.runs import TrainedRun
 from featureflock.evaluation.test_sets import EvaluationSet, Kind
+from featureflock.training.manifest import Manifest
 from featureflock.training.run_folder import RunFolder
 from featureflock.utils.serialization import to_json
 
@@ -104,10 +105,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _random_run(folder: Path, names: list[tuple[Kind, str]], examples: int) -> EvaluationPlan:
     """A run with random predictions, which are less accurate the more severe the corruption."""
-    run = TrainedRun(RunFolder(folder), {"method": {"class": "DeepEnsembles"}, "seed": SEED}, [], {}, [], "made up")
     noise = torch.Generator().manual_seed(SEED)
     places, labels = torch.arange(examples), torch.arange(examples) % CLASSES
     nothing = TensorExamples(torch.zeros(examples, 1), labels)
+    recipe = {"method": {"class": "DeepEnsembles"}, "seed": SEED}
+    manifest = Manifest({"recipe.json": "", "inputs.json": ""}, "made up", {})
+    inputs = InputFormat.of(Splits(nothing, nothing, CLASSES))
+    run = TrainedRun(RunFolder(folder), recipe, [], {}, [], inputs, manifest)  # type: ignore[typeddict-item]
     test_sets = []
     for kind, label in names:
         skill = 0 if kind == "ood" else 6 - 0.8 * (int(label[-1]) if label[-1].isdigit() else 0)

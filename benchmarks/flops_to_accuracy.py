@@ -69,7 +69,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _row(folder: Path, at: float) -> dict[str, Any]:
     run = read_run(folder)
     ens, result = run.load_ensemble(), run.result
-    each = member_flop(ens, tuple(run.folder.read("inputs.json")["shape"]))
+    each = member_flop(ens, run.inputs.shape)
     seen, spent = 0, []
     for line in run.curves:
         seen += round(line["images_per_second"] * line["seconds"])

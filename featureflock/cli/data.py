@@ -68,7 +68,7 @@ def _corrupted_row(folder: Path) -> tuple[str, str, str, str]:
     """Number of images, size, description and source of a corrupted set, from the headers of its files."""
     try:
         corrupted = open_set(folder)
-        count = sum(len(corrupted.images(name, s)) for name in corrupted.corruptions for s in corrupted.severities)
+        count = sum(corrupted.shape(name)[0] for name in corrupted.corruptions)
     except FileNotFoundError:
         return "0", "unfinished", "corrupted test set", ""
     except ValueError:

@@ -44,7 +44,7 @@ def main(args: list[str]) -> None:
     except ImportError as error:
         raise ValueError(str(error)) from error
     run = read_run(options.run)
-    inputs = InputFormat.from_json(run.folder.read("inputs.json"))
+    inputs = run.inputs
     ens, example, calibration = run.load_ensemble(), _example(inputs), ""
     if ens.task.kind == Classification.kind and ens.predict(inputs.network_inputs(example)).ndim == 2:
         ens.temperature, calibration = _temperature(run)

@@ -15,7 +15,6 @@ from rich import box
 from rich.table import Table
 
 from featureflock.cli.terminal import make_console
-from featureflock.data import InputFormat
 from featureflock.evaluation.cam_cache import has_convolutions
 from featureflock.evaluation.cam_figure import cam_grid
 from featureflock.evaluation.classify import ImagePrediction, ReadImage, RunClassifier
@@ -99,8 +98,7 @@ def _predict_table(options: Options, run: TrainedRun, predictor: Predictor) -> N
         raise ValueError("Give one CSV file, without --explain.")
     if (task := predictor.ensemble.task).kind != "regression":
         raise ValueError(f"CSV files are for regression runs; this run is for {task.name}.")
-    inputs = InputFormat.from_json(run.folder.read("inputs.json"))
-    rows = predict_rows(predictor, inputs, options.images[0])
+    rows = predict_rows(predictor, run.inputs, options.images[0])
     if options.json:
         print(json.dumps([row._asdict() for row in rows], indent=1))
         return

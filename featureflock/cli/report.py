@@ -43,8 +43,9 @@ def main(args: list[str]) -> None:
         results, images = read_report(source)
         try:
             page = write_report(results, images, out)
-        except (LookupError, AssertionError) as error:
-            raise ValueError(f"{source} lacks values of the report; was it edited? Evaluate the runs again.") from error
+        except (LookupError, AssertionError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+            what = f"{source} lacks values of the report or has others in their place ({error})"
+            raise ValueError(f"{what}; was it edited? Evaluate the runs again.") from error
     console.print(f"wrote {page}, and beside it results.json, table.md, table.tex and figures/", soft_wrap=True)
     if options.open and not webbrowser.open(page.absolute().as_uri()):
         console.print(f"No browser was found; open {page} yourself.", soft_wrap=True)

@@ -3,21 +3,20 @@
     FOLDER/<corruption>.npy    uint8 (5 · N, H, W, 3): one block of N images for each severity, in order
     FOLDER/labels.npy          uint8 (5 · N,): the labels of each block
 
-A generated set also has a manifest, featureflock.json, and may have fewer severities. Files are written atomically and
-then entered in the manifest with their digest, so an interrupted set is resumed. ImageNet-C is a tree of images,
+Sets that featureflock generated or imported also have a manifest with the digest of each file, which is verified when
+the file is first used. They may have fewer severities. ImageNet-C is a tree of images,
 
     FOLDER/<corruption>/<severity>/<class>/*.JPEG
 """
 
 import hashlib
 import io
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,13 +25,12 @@ from torch import Tensor
 
 from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corruption
 from featureflock.corruptions.images import Bytes
+from featureflock.corruptions.manifest import FORMAT, MANIFEST, VERSION, Manifest, read_manifest, write_manifest
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
+from featureflock.utils.digests import file_digest
 from featureflock.utils.files import clear_partials, write_atomically
 from featureflock.utils.progress import ProgressCallback
-
-MANIFEST = "featureflock.json"
-FORMAT, VERSION = "featureflock corruptions", 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,24 +43,47 @@ class CorruptedSet:
     severities: tuple[int, ...]
     labels: Tensor
     """int64 (N,)."""
-    source: str
-    """Where it came from, for messages."""
+    manifest: Manifest | None
+    """None for published files that were not imported by featureflock."""
+
+    @property
+    def source(self) -> str:
+        """Where it came from, for messages."""
+        return "published files" if self.manifest is None else self.manifest["source"]
+
+    def digest(self, corruption: str) -> str:
+        """SHA-256 of the file of a corruption: from the manifest, or computed if there is none."""
+        name = f"{corruption}.npy"
+        return file_digest(self.folder / name) if self.manifest is None else self.manifest["files"][name]["sha256"]
+
+    def shape(self, corruption: str) -> tuple[int, ...]:
+        """Return the shape (5 · N, H, W, 3) of the file of a corruption, from its header."""
+        return self._array(corruption).shape
 
     def images(self, corruption: str, severity: int) -> Bytes:
-        """Return the images of one corruption and severity, uint8 (N, H, W, 3), memory-mapped and read-only."""
-        if check_corruption(corruption) not in self.corruptions:
-            raise ValueError(f"{self.folder} has no {corruption}.npy.")
+        """Return the images of one corruption and severity, uint8 (N, H, W, 3), memory-mapped and read-only.
+
+        The file is verified when it is first used in a process, and again if it changes.
+        """
         if severity not in self.severities:
             available = ", ".join(map(str, self.severities))
             raise ValueError(f"{self.folder} has the severities {available}; got {severity!r}.")
+        if check_corruption(corruption) in self.corruptions and self.manifest is not None:
+            _verify(self.folder / f"{corruption}.npy", self.digest(corruption))
+        count = len(self.labels)
+        first = self.severities.index(severity) * count
+        return self._array(corruption)[first : first + count]
+
+    def _array(self, corruption: str) -> Bytes:
+        if check_corruption(corruption) not in self.corruptions:
+            raise ValueError(f"{self.folder} has no {corruption}.npy.")
         path, count = self.folder / f"{corruption}.npy", len(self.labels)
         array = _open_array(path)
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
             raise ValueError(f"{path} contains {array.dtype} of shape {array.shape}; uint8 (N, H, W, 3) was expected.")
         if len(array) != count * (blocks := len(self.severities)):
             raise ValueError(f"{path} contains {len(array):,} images; {blocks} × {count:,} are needed by labels.npy.")
-        first = self.severities.index(severity) * count
-        return array[first : first + count]
+        return array
 
 
 def open_set(folder: Path) -> CorruptedSet:
@@ -76,14 +97,21 @@ def open_set(folder: Path) -> CorruptedSet:
     if not corruptions:
         raise FileNotFoundError(f"{folder} contains no corrupted images such as {CORRUPTIONS[0]}.npy.")
     path, count = folder / "labels.npy", len(severities)
+    if manifest is not None:
+        _verify(path, manifest["labels"])
     labels = _open_array(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % count or not len(labels):
         raise ValueError(f"{path} contains {labels.dtype} of shape {labels.shape}; {count} × N were expected.")
     blocks = np.array(labels, dtype=np.int64).reshape(count, -1)
     if (blocks != blocks[0]).any():
         raise ValueError(f"{path} has different labels for different severities.")
-    source = "published files" if manifest is None else manifest["source"]
-    return CorruptedSet(folder, corruptions, severities, torch.from_numpy(blocks[0].copy()), source)
+    return CorruptedSet(folder, corruptions, severities, torch.from_numpy(blocks[0].copy()), manifest)
+
+
+def _verify(path: Path, digest: str) -> None:
+    if path.is_file() and file_digest(path) != digest:
+        advice = "repeat the `featureflock data corrupt` command that wrote it, which replaces damaged files"
+        raise ValueError(f"{path} is damaged: its digest is not that in {MANIFEST}; {advice}.")
 
 
 def read_imagenet_c(
@@ -107,25 +135,6 @@ def read_imagenet_c(
     if classes and (unknown := sorted(set(present) - set(classes))):
         raise ValueError(f"{part} has the class {unknown[0]}, which is not one of the {len(classes)} classes.")
     return read_classes(part, classes or present, size=size, workers=workers, margin=1.0)
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a generated set; None for other folders."""
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is not JSON; remove the folder and generate the set again.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise ValueError(f"{path} is not a manifest that this version of featureflock reads.")
-    match manifest:
-        case {"severities": [_, *_] as severities, "files": dict(files), "source": str()} if all(
-            severity in SEVERITIES for severity in severities
-        ) and all(isinstance(entry, dict) and {"sha256", "from"} <= entry.keys() for entry in files.values()):
-            return manifest
-    raise ValueError(f"{path} is damaged: an entry is missing; remove the folder and generate the set again.")
 
 
 def find_sets(folder: Path) -> list[Path]:
@@ -166,9 +175,10 @@ class SetWriter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             clear_partials(self.folder)
-            manifest = self._matching_manifest()
             all_labels = np.tile(labels.astype(np.uint8), len(self.severities))
-            write_atomically(self.folder / "labels.npy", _header(all_labels.shape) + all_labels.tobytes())
+            content = _header(all_labels.shape) + all_labels.tobytes()
+            manifest = self._matching_manifest(hashlib.sha256(content).hexdigest())
+            write_atomically(self.folder / "labels.npy", content)
         except OSError as error:
             raise OSError(f"{self.folder} cannot be used ({error.strerror}); give another folder.") from error
         return [name for name in self.origins if not self._is_finished(name, manifest, log)]
@@ -190,40 +200,38 @@ class SetWriter:
                     progress(done + size // math.prod(self.shape), total, name)
 
             write_atomically(self.folder / f"{name}.npy", content())
-            manifest = read_manifest(self.folder) or {}
+            manifest = read_manifest(self.folder)
+            assert manifest is not None
             manifest["files"][f"{name}.npy"] = {"sha256": sha.hexdigest(), "from": self.origins[name]}
-            self._write_manifest(manifest)
+            write_manifest(self.folder, manifest)
 
-    def _matching_manifest(self) -> dict[str, Any]:
+    def _matching_manifest(self, labels: str) -> Manifest:
         """Return the manifest, created if there is none; raise ValueError if it belongs to another set."""
-        expected = {"format": FORMAT, "version": VERSION, "severities": list(self.severities), **self.metadata}
+        header = {"format": FORMAT, "version": VERSION, "severities": list(self.severities), "labels": labels}
+        expected: dict[str, Any] = header | self.metadata
         manifest = read_manifest(self.folder)
         if manifest is None:
             others = sorted(path.name for path in self.folder.glob("*.npy") if path.stem in (*CORRUPTIONS, "labels"))
             if others:
                 raise ValueError(f"{self.folder / others[0]} was not made by featureflock; give another folder.")
-            manifest = expected | {"files": {}}
-            self._write_manifest(manifest)
+            manifest = cast(Manifest, expected | {"files": {}})
+            write_manifest(self.folder, manifest)
         for key in (*expected, *manifest):
             if key != "files" and (got := manifest.get(key)) != (want := expected.get(key)):
                 raise ValueError(f"{self.folder} contains another set ({key}: {got}, not {want}); give another folder.")
         return manifest
 
-    def _is_finished(self, name: str, manifest: dict[str, Any], log: Callable[[str], None]) -> bool:
+    def _is_finished(self, name: str, manifest: Manifest, log: Callable[[str], None]) -> bool:
         path, entry, origin = self.folder / f"{name}.npy", manifest["files"].get(f"{name}.npy"), self.origins[name]
         if entry is None or not path.is_file():
             return False
         if entry["from"] != origin:
             log(f"{path.name} was made from {entry['from']}; generating it again from {origin}.")
             return False
-        with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]:
-                return True
+        if file_digest(path) == entry["sha256"]:
+            return True
         log(f"{path.name} is damaged; generating it again.")
         return False
-
-    def _write_manifest(self, manifest: dict[str, Any]) -> None:
-        write_atomically(self.folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

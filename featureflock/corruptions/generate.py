@@ -57,7 +57,7 @@ def generate_set(
         log: called with messages.
     """
     corrupt(images[:0], CORRUPTIONS[0], 1, seed=seed, indices=np.zeros(0, np.int64))  # checks images and seed
-    seed, data = int(seed), hashlib.sha256(images.tobytes() + labels.astype(np.int64).tobytes()).hexdigest()
+    seed, data = int(seed), source_digest(images, labels)
     metadata = {"algorithm": ALGORITHM, "seed": seed, "data": data, "source": "made by featureflock"}
     if workers is not None and workers < 0:
         raise ValueError(f"workers must be at least 0; got {workers}.")
@@ -69,6 +69,11 @@ def generate_set(
     workers = os.cpu_count() or 1 if workers is None else workers
     with contextlib.closing(_run_tasks(images, tasks, min(workers, len(tasks)), folder)) as results:
         writer.write(missing, lambda name: (next(results) for task in tasks if task[0] == name), progress)
+
+
+def source_digest(images: Bytes, labels: NDArray[Any]) -> str:
+    """SHA-256 of clean images (N, H, W, 3) and their labels: the `data` of a generated set."""
+    return hashlib.sha256(images.tobytes() + labels.astype(np.int64).tobytes()).hexdigest()
 
 
 def copy_set(

@@ -8,8 +8,9 @@ to `size` · 256/224 and crops the centre.
 import hashlib
 import math
 import os
+import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from featureflock.data.augment import EpochKey
 from featureflock.data.examples import Normalisation
 from featureflock.data.rng import Stream, uniform
 from featureflock.data.streaming import ExampleReader, StreamedExamples
+from featureflock.utils.digests import file_version, once
 
 IMAGENET_NORMALISATION = Normalisation.for_bytes((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and std of ImageNet's pixels."""
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
+_HASHED_BYTES = 10**9  # folders of up to so many bytes are identified by their content: a second or two
 _MARGIN = 256 / 224  # shorter side of the resized image, relative to the central crop
 
 
@@ -84,18 +87,46 @@ class ImageFiles(ExampleReader):
         return os.path.join(self.folder, self.paths[index])
 
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.paths).encode()).hexdigest()
+        """SHA-256 of names and contents; of names, sizes and times in seconds if the files have more than 1 GB."""
+        status = [_regular_status(self.name(k)) for k in range(len(self.paths))]
+        if sum(each.st_size for each in status if each is not None) > _HASHED_BYTES:
+            times = (f" {each.st_size} {each.st_mtime_ns // 10**9}" if each is not None else "" for each in status)
+            return _text_digest(f"{path}{text}" for path, text in zip(self.paths, times, strict=True))
+        versions = (file_version(each) if each is not None else "" for each in status)
+        version = _text_digest(f"{path} {text}" for path, text in zip(self.paths, versions, strict=True))
+        return once(("images", os.path.abspath(self.folder), version), self._content_digest)
+
+    def _content_digest(self) -> str:
+        return _text_digest(f"{path} {_file_digest(self.name(k))}" for k, path in enumerate(self.paths))
 
     def identity(self) -> str:
-        """Digest of the path, size and modification time of each file."""
-        sha = hashlib.sha256(f"{self.size} {self.margin}".encode())
-        for path in self.paths:
-            try:
-                stat = os.stat(os.path.join(self.folder, path))
-                sha.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-            except OSError:  # a broken link cannot be read now, but may be repaired later
-                sha.update(f"{path}\n".encode())
-        return sha.hexdigest()
+        return f"{self.digest()} {self.size} {self.margin}"
+
+
+def _regular_status(path: str) -> os.stat_result | None:
+    """Return the status of a regular file; None for other files and broken links, which cannot be read."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _file_digest(path: str) -> str:
+    if _regular_status(path) is None:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _text_digest(lines: Iterable[str]) -> str:
+    sha = hashlib.sha256()
+    for line in lines:
+        sha.update(f"{line}\n".encode(errors="surrogateescape"))
+    return sha.hexdigest()
 
 
 def random_resized_crop(width: int, height: int, *keys: int) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """The format of a network's inputs, stored with a run so that the user's image files can be converted to it."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,6 +60,12 @@ class InputFormat:
         return cls(
             test.shape, dtype, normalisation, white, margin, splits.classes, splits.class_names, names, mean, std
         )
+
+    def differences(self, other: "InputFormat") -> list[str]:
+        """Names of the fields in which two formats differ. Names of classes and columns may be missing in one."""
+        optional, fitted = ("class_names", "feature_names"), ("target_mean", "target_std")
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in fitted}
+        return [name for name, (a, b) in pairs.items() if a != b and (name not in optional or (a and b))]
 
     def fitted(self, task: Task) -> Task:
         """The task of a data set, with the statistics of the training targets of the run."""

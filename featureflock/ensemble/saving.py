@@ -8,7 +8,6 @@ time, and `ensemble.json` is replaced last, so an interrupted `save` leaves the 
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import time
 import uuid
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import safetensors
 import torch
@@ -26,12 +25,37 @@ from torch import Tensor, nn
 
 from featureflock.ensemble import module_codec as codec
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.utils.files import atomic_path, clear_partials, write_atomically
+from featureflock.utils.digests import file_digest, json_digest, once_per_version, sha256
+from featureflock.utils.files import atomic_path, clear_partials, read_regular, write_atomically
+from featureflock.utils.json_files import check_json, read_json
 
 _FORMAT = "featureflock ensemble"
 _VERSION = 2
 _INDEX = "ensemble.json"
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+
+
+class _WeightsEntry(TypedDict):
+    file: str
+    sha256: str
+
+
+class _TensorEntry(TypedDict):
+    stride: list[int] | None
+    requires_grad: bool
+
+
+class _Index(TypedDict):
+    """Content of ensemble.json, without the digest of the index itself."""
+
+    format: str
+    version: int
+    weights: _WeightsEntry
+    modules: dict[str, Any] | None
+    no_modules_because: str | None
+    calibration: float
+    state: dict[str, str]
+    tensors: dict[str, _TensorEntry]
 
 
 def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
@@ -53,7 +77,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
             modules = encoder.module(ens)
         except codec.NotSerializableError as reason:
             encoder, no_modules_because = codec.ModuleEncoder(), str(reason)
-    state = {name: encoder.tensor(tensor, name) for name, tensor in _named_tensors(ens).items()}
+    state = {name: cast(str, encoder.tensor(tensor, name)) for name, tensor in _named_tensors(ens).items()}
     tensors = encoder.tensors
     for name, tensor in tensors.items():
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
@@ -73,18 +97,19 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     previous = _current_weights(folder)
     weights = f"weights-{uuid.uuid4().hex[:16]}.safetensors"
     try:
-        sha256 = _write_weights(folder / weights, tensors)
-        index = {
+        digest = _write_weights(folder / weights, tensors)
+        index: _Index = {
             "format": _FORMAT,
             "version": _VERSION,
-            "weights": {"file": weights, "sha256": sha256},
+            "weights": {"file": weights, "sha256": digest},
             "modules": modules,
             "no_modules_because": no_modules_because,
             "calibration": float(ens.calibration),
             "state": state,
             "tensors": {k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in tensors.items()},
         }
-        write_atomically(folder / _INDEX, (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode())
+        text = json.dumps({**index, "sha256": json_digest(index)}, indent=1) + "\n"
+        write_atomically(folder / _INDEX, text.encode())
     except BaseException:
         if _current_weights(folder) != weights:  # the exception may have come after the index was replaced
             (folder / weights).unlink(missing_ok=True)
@@ -121,7 +146,7 @@ def load(folder: str | os.PathLike[str], into: Ensemble | None = None) -> Ensemb
     return ens
 
 
-def _set_calibration(ens: Ensemble, index: dict[str, Any]) -> None:
+def _set_calibration(ens: Ensemble, index: _Index) -> None:
     """The calibration is stored in the index, so that calibrating does not change the weights file."""
     setattr(ens, ens.task.calibration, index["calibration"])
 
@@ -140,13 +165,13 @@ def _stride(tensor: Tensor) -> list[int] | None:
 
     The memory layout selects the kernels, and so the rounding.
     """
-    contiguous = torch.empty(tensor.shape, device="meta").stride()
-    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return list(tensor.stride()) if tensor.stride() != contiguous and extent == tensor.numel() else None
+    contiguous, strides = torch.empty(tensor.shape, device="meta").stride(), list(tensor.stride())
+    return strides if tensor.stride() != contiguous and _extent(tensor, strides) == tensor.numel() else None
 
 
-def _digest(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+def _extent(tensor: Tensor, strides: list[int]) -> int:
+    """Number of elements from the first to the last of a tensor with these strides."""
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
 
 
 def _write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
@@ -156,17 +181,15 @@ def _write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
             save_file({key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}, partial)
         except safetensors.SafetensorError as error:  # such as a full disk
             raise OSError(f"{path} cannot be written: {error}") from error
-        with open(partial, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(partial)
 
 
 def _current_weights(folder: Path) -> str | None:
     """Return the name of the weights file of the ensemble in a folder, if there is one."""
     try:
-        name = json.loads((folder / _INDEX).read_bytes())["weights"]["file"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return _read_index(folder)["weights"]["file"]
+    except (OSError, ValueError):
         return None
-    return name if isinstance(name, str) and _WEIGHTS.fullmatch(name) else None
 
 
 def _remove_old_weights(folder: Path, current: str, previous: str | None) -> None:
@@ -179,48 +202,66 @@ def _remove_old_weights(folder: Path, current: str, previous: str | None) -> Non
                     path.unlink()
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read and verify the index and the tensors of a saved folder."""
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the weights of a saved ensemble, after verifying them."""
+    index = _read_index(folder)
+    path, digest = folder / index["weights"]["file"], index["weights"]["sha256"]
+    if not path.exists() or file_digest(path) != digest:
+        if _read_index(folder) != index:  # another save has just replaced it
+            return weights_digest(folder)
+        raise _modified(path)
+    return digest
+
+
+def _read_index(folder: Path) -> _Index:
+    """Read and verify the index of a saved folder."""
     path = folder / _INDEX
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{folder} has no saved ensemble: it has no {_INDEX}.")
-    text = path.read_bytes()
-    try:
-        index = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON; it is truncated or from another program.") from error
-    if not isinstance(index, dict) or index.get("format") != _FORMAT:
+    value = read_json(path, max_depth=500)  # of nested modules
+    if not isinstance(value, dict) or value.get("format") != _FORMAT:
         raise ValueError(f"{path} was not written by featureflock.save.")
-    if index.get("version") != _VERSION:
-        raise ValueError(f"{path} has format {index.get('version')}; this version of featureflock reads {_VERSION}.")
-    modified = f"{path} was modified after saving: its digest does not match its content."
-    if index.pop("sha256", None) != _digest(index):
-        raise ValueError(modified)
+    if value.get("version") != _VERSION:
+        raise ValueError(f"{path} has format {value.get('version')}; this version of featureflock reads {_VERSION}.")
+    if value.pop("sha256", None) != json_digest(value):
+        raise ValueError(f"{path} was modified after saving: its digest does not match its content.")
+    index: _Index = check_json(value, str(path), _Index)
+    if not _WEIGHTS.fullmatch(index["weights"]["file"]):
+        raise ValueError(f"{path} was modified after saving: it names no weights file.")
+    return index
+
+
+def _read(folder: Path) -> tuple[_Index, dict[str, Tensor]]:
+    """Read and verify the index and the tensors of a saved folder."""
+    index = _read_index(folder)
+    path = folder / index["weights"]["file"]
+    data = b""
+    with contextlib.suppress(FileNotFoundError):
+        data = read_regular(path, max_bytes=None)
+    if not data or once_per_version(path, "bytes", lambda: sha256(data)) != index["weights"]["sha256"]:
+        if _read_index(folder) != index:  # another save has just replaced it
+            return _read(folder)
+        raise _modified(path)
+    modified = f"{folder / _INDEX} was modified after saving: it does not fit the weights."
     try:
-        name, digest = index["weights"]["file"], index["weights"]["sha256"]
-        if not _WEIGHTS.fullmatch(name):
-            raise ValueError(modified)
-        data = b""
-        with contextlib.suppress(FileNotFoundError):
-            data = (folder / name).read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            if path.read_bytes() != text:  # another save has just replaced it
-                return _read(folder)
-            raise ValueError(f"{folder / name} is missing, truncated or modified: its digest is not that in {_INDEX}.")
         tensors = load_tensors(data)
         for key, tensor in tensors.items():
             if (stride := index["tensors"][key]["stride"]) is not None:
+                if _extent(tensor, stride) != tensor.numel():
+                    raise ValueError(modified)
                 tensors[key] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
             tensors[key].requires_grad_(index["tensors"][key]["requires_grad"])
-        if not {*index["state"].values()} <= {*tensors} or not {"modules", "no_modules_because", "calibration"} <= {
-            *index
-        }:
-            raise ValueError(modified)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{folder / name} is not a safetensors file.") from error
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a safetensors file.") from error
+    except (LookupError, TypeError, RuntimeError) as error:
         raise ValueError(modified) from error
+    if not {*index["state"].values()} <= {*tensors}:
+        raise ValueError(modified)
     return index, tensors
+
+
+def _modified(path: Path) -> ValueError:
+    return ValueError(f"{path} is missing, truncated or modified: its digest is not that in {_INDEX}.")
 
 
 def _load_weights(into: Ensemble, saved: dict[str, Tensor], folder: Path) -> None:

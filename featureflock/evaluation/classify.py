@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from featureflock.data import InputFormat, TensorExamples
+from featureflock.data import TensorExamples
 from featureflock.evaluation import test_sets
 from featureflock.evaluation.calibration import fit_temperature, tempered
 from featureflock.evaluation.cam_cache import compute_maps
@@ -61,11 +61,7 @@ class RunClassifier:
     """A trained run that classifies image files."""
 
     def __init__(self, run: TrainedRun, predictor: Predictor, log: Callable[[str], None]) -> None:
-        self.predictor, inputs = predictor, run.folder.path / "inputs.json"
-        try:
-            self.format = InputFormat.from_json(run.folder.read(inputs.name))
-        except ValueError as error:
-            raise ValueError(f"{inputs} is damaged or was altered.") from error
+        self.predictor, self.format = predictor, run.inputs
         self.format.check()
         task = predictor.ensemble.task
         if task.kind != Classification.kind:
@@ -102,7 +98,7 @@ def run_temperature(run: TrainedRun, predictor: Predictor, log: Callable[[str], 
     if (stored := float(predictor.ensemble.calibration)) != 1:
         return stored, "user-provided data"
     try:
-        splits = run.data().load()
+        splits = run.splits()
     except (OSError, ValueError) as error:
         log(f"Probabilities are not calibrated, because the data are not available: {error}")
         return 1.0, ""

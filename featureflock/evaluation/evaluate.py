@@ -145,7 +145,7 @@ def measure_run(
         corrupted_mean=predictions.corrupted_mean,
         ood=predictions.ood_detection,
         maps=predictions.map_similarity,
-        training=run.result,
+        training={**run.result},
         curves=run.curves,
         recipe=run.recipe,
         environment=run.environment,
@@ -166,7 +166,8 @@ def _compare(
     plan, groups = plans[0], group_runs(read, titles)
     runs = {name: each.result for name, each in measured.items()}
     compared = [compare(group, groups, runs, endpoints) for group in groups]
-    remarks = [note] * bool(note) + notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
+    remarks = [note] * bool(note) + [text for each in plans for text in each.data_notes()]
+    remarks += notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)
     shown = {group.title: [run for run in group.runs if str(run) in map(str, plan.runs)] for group in groups}

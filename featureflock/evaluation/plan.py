@@ -37,7 +37,23 @@ class EvaluationPlan:
 
     def validation_set(self, run: TrainedRun) -> EvaluationSet | None:
         """The validation examples of a run; None if there are none."""
-        return test_sets.validation(self.splits if self.custom_data is not None else run.data().load(), run.recipe)
+        return test_sets.validation(self.splits if self.custom_data is not None else run.splits(), run.recipe)
+
+    def data_notes(self) -> list[str]:
+        """Notes on data that have changed since runs were trained."""
+        if self.custom_data is not None:
+            return []
+        digest, notes = self.splits.test.digest(), list[str]()
+        changed = [n for run, n in zip(self.runs, self.names, strict=True) if run.manifest.data.get("test") != digest]
+        if changed:
+            notes.append(f"The test data have changed since these runs were trained: {', '.join(changed)}.")
+        by_recipe: dict[str, set[str]] = {}
+        for run in self.runs:
+            chosen = [run.recipe[key] for key in ("data", "subset", "validation", "split_seed")]
+            by_recipe.setdefault(json.dumps(chosen), set()).add(run.manifest.data["train"])
+        if any(len(digests) > 1 for digests in by_recipe.values()):
+            notes.append("Some runs were trained on different training data, although their recipes are the same.")
+        return notes
 
 
 def plan_evaluation(
@@ -85,6 +101,8 @@ def _plan(runs: list[TrainedRun], protocol: EvaluationProtocol, data: DataSet | 
         if other != first and run.data().load().test.identity() != splits.test.identity():
             what = "; ".join(recipe_differences(first, other, "data"))
             raise ValueError(f"{runs[0]} and {run} have different test sets ({what}); evaluate them separately.")
+    for run in runs:
+        run.check_inputs(splits)
     chosen = all_test_sets(splits, data_set, protocol, log)
     mapped = cam_cache.images_to_map(chosen, protocol) if has_one_class(splits) and are_images(splits.test) else {}
     return EvaluationPlan(runs, splits, data_set, chosen, mapped, _names(runs), data, human)

@@ -4,14 +4,14 @@
 
 `log_probs` are the members' predictions as the task of the run defines them: log-probabilities for classification.
 
-Files are written atomically, so an interrupted evaluation resumes where it stopped. A file is valid for the weights and
-the test set that it names, if its content matches its digest, which is verified once per process and file. A file with
-more examples than needed is used too. `asked` has the positions of all examples requested, also of unreadable ones.
+Files are written atomically, so an interrupted evaluation resumes where it stopped. A file is valid for one content of
+the weights, the recipe, the input format and the test set, which it names by their digests, if its own content matches
+its digest, which is verified once per process and file. A file with more examples than needed is used too. `asked` has
+the positions of all examples requested, also of unreadable ones.
 
 Shapes: n members, B examples, C classes.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -21,18 +21,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from featureflock.data import Batch, Examples
+from featureflock.data import Batch, Examples, content_digest
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.evaluation.runs import TrainedRun
 from featureflock.evaluation.test_sets import EvaluationSet
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
 from featureflock.training.validation import DivergenceError
-from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.digests import json_digest, once_per_version
+from featureflock.utils.files import check_regular, clear_partials, write_atomically
 
-_FORMAT = "featureflock predictions 1"
+_FORMAT = "featureflock predictions 2"
 _BATCH = 256
-_VERIFIED: set[tuple[str, int, int, int]] = set()
-"""Path, inode, size and time of files whose content matched their digest in this process."""
 
 ExampleCallback = Callable[[int], None]
 """Called with the number of examples just done."""
@@ -141,22 +140,19 @@ def write_cache(run: TrainedRun, name: str, identity: str, tensors: dict[str, Te
 
 
 def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) -> dict[str, Tensor] | None:
-    """Tensors of a cache file; None if it is missing, damaged, or belongs to other weights or another test set."""
+    """Tensors of a cache file; None if it is missing, damaged, or belongs to another run or another test set."""
     path = run.folder.predictions / f"{name}.safetensors"
     try:
-        stat = path.stat()
-        version = str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns
+        check_regular(path)
         with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+            metadata, keys = file.metadata() or {}, file.keys()
             digest = metadata.pop("sha256", "")
             if metadata != _metadata(run, identity):
                 return None
-            if version not in _VERIFIED:
-                if digest != _digest({each: file.get_tensor(each) for each in file.keys()}):  # noqa: SIM118
-                    return None
-                _VERIFIED.add(version)
+            if digest != once_per_version(path, name, lambda: _digest({key: file.get_tensor(key) for key in keys})):
+                return None
             return {each: file.get_tensor(each).clone() for each in names}  # a copy: the file may be replaced
-    except (OSError, KeyError, safetensors.SafetensorError):
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None
 
 
@@ -171,12 +167,9 @@ def readable_batches(examples: Examples, size: int, device: torch.device) -> Ite
 
 
 def _metadata(run: TrainedRun, identity: str) -> dict[str, str]:
-    return {"format": _FORMAT, "weights": run.weights, "condition": identity}
+    return {"format": _FORMAT, "run": run.manifest.identity, "test set": identity}
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        sha.update(tensor.contiguous().numpy().data)
-    return sha.hexdigest()
+    names = sorted(tensors)
+    return json_digest([*names, content_digest(*(tensors[name] for name in names))])

@@ -6,7 +6,6 @@ Accuracies, ECE and the like are fractions from 0 to 1, NLL is in nats. Calibrat
 with test-time cross-validation. A value that could not be measured is None or missing.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Any, cast
 
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
-from featureflock.utils.serialization import from_json, to_json
+from featureflock.utils.json_files import check_json, read_json
+from featureflock.utils.serialization import to_json
 
 SCHEMA_VERSION = 2
+_ADVICE = "evaluate the runs again"
 
 ScoreDict = dict[str, float]
 """accuracy, nll, brier, ece, aurc; or the scores of another task."""
@@ -225,20 +226,15 @@ class EvaluationResults:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "EvaluationResults":
         """Results from parsed JSON; another schema version is refused."""
-        version = value.get("schema_version") if isinstance(value, Mapping) else None
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"This is schema version {version!r}, not {SCHEMA_VERSION}; evaluate the runs again.")
-        return cast("EvaluationResults", from_json(cls, dict(value), where="results"))
+        return cls._checked(dict(value), "The JSON")
 
     @classmethod
     def read(cls, path: Path) -> "EvaluationResults":
         """Results from a results.json file."""
-        try:
-            value = json.loads(path.read_bytes(), parse_constant=_refuse)
-        except ValueError as error:
-            raise ValueError(f"{path} is not valid JSON; evaluate the runs again.") from error
-        return cls.from_json(value)
+        return cls._checked(read_json(path, dict[str, Any], _ADVICE), str(path))
 
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"JSON has no {constant}.")
+    @classmethod
+    def _checked(cls, value: dict[str, Any], name: str) -> "EvaluationResults":
+        if (version := value.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"{name} has schema version {version!r}, not {SCHEMA_VERSION}; {_ADVICE}.")
+        return cast("EvaluationResults", check_json(value, name, cls, _ADVICE))

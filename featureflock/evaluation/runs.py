@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featureflock.data import DataSet
+from featureflock.data import DataSet, InputFormat, Splits
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.methods import METHODS
 from featureflock.training.build import rebuild
+from featureflock.training.manifest import Manifest
 from featureflock.training.recipe import UnregisteredComponentError, data_set_from_json
-from featureflock.training.run_folder import RunFolder
+from featureflock.training.run_folder import Result, RunFolder
 from featureflock.utils.registry import PLUGINS
 
 
@@ -27,11 +28,11 @@ class TrainedRun:
     recipe: dict[str, Any]
     environment: list[dict[str, Any]]
     """Machine, versions, command and commit of each start of the training."""
-    result: dict[str, Any]
+    result: Result
     curves: list[dict[str, Any]]
     """One entry per epoch."""
-    weights: str
-    """SHA-256 of the trained weights."""
+    inputs: InputFormat
+    manifest: Manifest
     first_members: int | None = None
     """Evaluate only the first members, a smaller ensemble; None for all."""
     seeded_fields: tuple[str, ...] = ()
@@ -55,6 +56,18 @@ class TrainedRun:
         """The trained ensemble."""
         return rebuild(self.folder)
 
+    def check_inputs(self, splits: Splits) -> None:
+        """Raise ValueError unless the data have the input format that the run was trained on."""
+        if names := InputFormat.of(splits).differences(self.inputs):
+            what = f"The data do not have the input format that {self} was trained on ({', '.join(names)})"
+            raise ValueError(f"{what}; restore the data set, or train the run again.")
+
+    def splits(self) -> Splits:
+        """Load the data set of the recipe."""
+        splits = self.data().load()
+        self.check_inputs(splits)
+        return splits
+
     def data(self) -> DataSet:
         """The data set of the recipe."""
         try:
@@ -77,7 +90,7 @@ class RunGroup(NamedTuple):
 
 
 def read_run(folder: Path | str, first_members: int | None = None) -> TrainedRun:
-    """Read a finished run; anything else is refused with a clear message.
+    """Read a finished run, and verify that its files belong together; anything else is refused in one sentence.
 
     With `first_members`, it is the smaller ensemble of these members, as if it had been trained with so many. That is
     what it is for methods without interaction of the members, such as Deep Ensembles.
@@ -88,26 +101,17 @@ def read_run(folder: Path | str, first_members: int | None = None) -> TrainedRun
         raise ValueError(f"{run} {what}; give the folder of a run that `featureflock train` made.")
     if not (run.path / "recipe.json").is_file():
         raise ValueError(f"{run} is not a run: it has no recipe.json. Give a folder that `featureflock train` made.")
-    if not (run.path / "result.json").is_file():
+    if not run.is_finished:
         raise ValueError(f"{run} is not finished; resume it by the command that started it, with --resume.")
-    index = run.ensemble / "ensemble.json"
-    try:
-        weights = json.loads(index.read_bytes())["weights"]["sha256"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
-    recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))
-    finished = isinstance(result, dict) and {"train", "test"} <= result.keys()
-    complete = isinstance(recipe, dict) and {"data", "method", "seed", "precision"} <= recipe.keys()
-    for name, valid in (("recipe", complete), ("environment", isinstance(environment, list)), ("result", finished)):
-        if not valid:
-            raise ValueError(f"{run.path / name}.json is not a file that `featureflock train` wrote; was it modified?")
+    manifest, recipe, result = run.verify(), run.read_recipe(), run.read_result()
     if first_members is not None:
-        trained = result.get("members", first_members)
+        trained = result["members"]
         if not 1 <= first_members <= trained:
             raise ValueError(f"{run} has {trained} members, so its first {first_members} cannot be evaluated.")
         first_members = None if first_members == trained else first_members
         recipe = recipe if first_members is None else {**recipe, "members": first_members}
-    return TrainedRun(run, recipe, environment, result, run.read_metrics(), weights, first_members)
+    environment, curves, inputs = run.read_environment(), run.read_metrics(), run.read_inputs()
+    return TrainedRun(run, recipe, environment, result, curves, inputs, manifest, first_members)
 
 
 def group_runs(runs: Sequence[TrainedRun], titles: Mapping[str, str] | None = None) -> list[RunGroup]:

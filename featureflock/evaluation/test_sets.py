@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from featureflock.corruptions import CORRUPTIONS, SEVERITIES, CorruptedSet, check_corruption, corrupt, open_set
-from featureflock.corruptions.files import read_imagenet_c, read_manifest
+from featureflock.corruptions.files import read_imagenet_c
 from featureflock.corruptions.frost import frost_source
-from featureflock.corruptions.generate import ALGORITHM
+from featureflock.corruptions.generate import ALGORITHM, source_digest
+from featureflock.corruptions.manifest import MANIFEST
 from featureflock.data import DataSet, Examples, Splits, Stream, StreamedExamples, TensorExamples, only_view
 from featureflock.data.examples import stratified_split
 from featureflock.data.sources.cache import cache_folder, look_up
 from featureflock.data.sources.registry import PUBLISHED_SETS
-from featureflock.evaluation.images import NOISE, are_images, ood_images, transformed
+from featureflock.evaluation.images import NOISE, are_images, ood_images, to_rgb, transformed
 from featureflock.tasks import Classification
 
 Kind = Literal["clean", "validation", "view", "corrupted", "ood"]
@@ -159,7 +160,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
     positions, digest = _choose(test, protocol.examples_per_corruption), test.identity()
     published = getattr(data, "published", None)
     if protocol.corrupted is None:
-        stored = [one for one in _cached_sets(published) if torch.equal(one.labels, test.labels)] if published else []
+        stored = [one for one in _cached_sets(published) if _is_made_from(one, test)] if published else []
     else:
         stored = [open_set(protocol.corrupted)]
         if not torch.equal(stored[0].labels, test.labels):
@@ -168,7 +169,7 @@ def corrupted(splits: Splits, data: DataSet, protocol: EvaluationProtocol, log: 
     for corruption, severity in wanted:
         source = next((s for s in stored if corruption in s.corruptions and severity in s.severities), None)
         if source is not None:
-            identity = _stored_identity(source, corruption, severity)
+            identity = json.dumps([corruption, severity, source.digest(corruption)])
             note = f"Corrupted images: {source.source}."
         else:
             generated.append(corruption)
@@ -237,7 +238,7 @@ def _imagenet_c(
     for corruption, severity in wanted:
         examples = read_imagenet_c(protocol.corrupted, corruption, severity, classes=names, size=size, workers=workers)
         examples.normalisation = test.normalisation
-        identity = f"{protocol.corrupted.absolute()} {corruption} {severity} {examples.identity()}"
+        identity = f"{corruption} {severity} {examples.identity()}"
         positions, note = _choose(examples, protocol.examples_per_corruption), "Corrupted images: files of ImageNet-C."
         yield EvaluationSet("corrupted", f"{corruption}-{severity}", identity, positions, examples.select, note)
     log(f"Corrupted test sets: ImageNet-C in {protocol.corrupted}.")
@@ -259,7 +260,19 @@ def _cached_sets(name: str) -> Iterator[CorruptedSet]:
     """Corrupted sets in the cache, the published files before generated ones."""
     for ending in ("-c-published", "-c"):
         with contextlib.suppress(FileNotFoundError):
-            yield open_set(cache_folder() / f"{name}{ending}")
+            cached = open_set(cache_folder() / f"{name}{ending}")
+            if cached.manifest is None:
+                what = f"{cached.folder} has no {MANIFEST}, so its files cannot be verified"
+                raise ValueError(f"{what}; move it away and run: featureflock data corrupt {name} --from FOLDER")
+            yield cached
+
+
+def _is_made_from(stored: CorruptedSet, test: TensorExamples) -> bool:
+    """Whether a set has the labels of the test set and, if it was generated, was generated from its images."""
+    if stored.manifest is None or not torch.equal(stored.labels, test.labels):
+        return False
+    data = stored.manifest.get("data")
+    return data is None or data == source_digest(to_rgb(test.x, test.white), test.labels.numpy())
 
 
 def _is_cached(name: str) -> bool:
@@ -267,13 +280,3 @@ def _is_cached(name: str) -> bool:
         return look_up(name) is not None
     except ValueError:  # damaged
         return False
-
-
-def _stored_identity(stored: CorruptedSet, corruption: str, severity: int) -> str:
-    """Equal for a generated set in the cache and for the same set generated during the evaluation."""
-    manifest = read_manifest(stored.folder)
-    if manifest is not None and "algorithm" in manifest:
-        origin = manifest["files"][f"{corruption}.npy"]["from"]
-        return json.dumps([corruption, severity, manifest["seed"], manifest["algorithm"], origin])
-    stat = (stored.folder / f"{corruption}.npy").stat()
-    return json.dumps([corruption, severity, stat.st_size, stat.st_mtime_ns])

@@ -67,12 +67,7 @@ def write_tables(results: EvaluationResults, images: Mapping[str, bytes], folder
 def read_report(path: Path) -> tuple[EvaluationResults, dict[str, bytes]]:
     """Results and images from a results.json file, or from the folder that holds it."""
     file = path / "results.json" if path.is_dir() else path
-    try:
-        results = EvaluationResults.read(file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}); give a results.json file.") from error
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from error
+    results = EvaluationResults.read(file)
     names = [example.image for example in results.disputed if example.image is not None]
     names += [results.cam_figure.image] if results.cam_figure is not None else []
     return results, {name: _read_image(file, name) for name in names}

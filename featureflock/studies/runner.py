@@ -60,7 +60,7 @@ class StudyRun(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        return (self.folder / "result.json").is_file()
+        return RunFolder(self.folder).is_finished
 
     def __str__(self) -> str:
         return f"{self.row.title}, seed {self.recipe.seed}"
@@ -280,7 +280,7 @@ def _baseline(run: StudyRun, others: Sequence[StudyRun]) -> StudyRun | None:
 
 
 def _summarise(run: StudyRun, entry: RunResult) -> dict[str, Any]:
-    result = RunFolder(run.folder).read("result.json")
+    result = RunFolder(run.folder).read_result()
     return {
         "folder": run.folder.name,
         "title": run.row.title,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from featureflock.data import Examples, InputFormat, Splits, Stream, permutation
+from featureflock.data import Examples, Splits, Stream, permutation
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import eval_mode
 from featureflock.ensemble.saving import load
@@ -28,11 +28,10 @@ def rebuild(run: RunFolder) -> Ensemble:
     A run with components that are not registered is loaded by `featureflock.load`, which needs their classes imported.
     """
     try:
-        recipe = Recipe.from_json(run.read("recipe.json"))
+        recipe = Recipe.from_json(run.read_recipe())
     except UnregisteredComponentError:
         return load(run.ensemble)
-    inputs = InputFormat.from_json(run.read("inputs.json"))
-    examples = run.read("result.json")["train"]["examples"]
+    inputs, examples = run.read_inputs(), run.read_result()["train"]["examples"]
     ens = _build(recipe, inputs.shape, inputs.classes, examples, None, inputs.fitted(recipe.data.task))
     return load(run.ensemble, into=ens)
 

@@ -1,15 +1,15 @@
 """Checkpoints of a training run: one safetensors file each, written atomically; the last two are stored.
 
 A file holds every tensor that the rest of the run depends on, and its metadata the progress of the run and a digest of
-the content. A damaged checkpoint is renamed and reported, and the previous one is used. Random states need not be
-stored: the random numbers of a step are a function of the seed and the step.
+the content. A damaged checkpoint, also one without content, is renamed and reported, and the previous one is used.
+Random states need not be stored: the random numbers of a step are a function of the seed and the step.
 """
 
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import safetensors
 from safetensors import safe_open
@@ -17,7 +17,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featureflock.data import content_digest
-from featureflock.utils.files import atomic_path, clear_partials
+from featureflock.utils.files import atomic_path, check_regular, clear_partials
+from featureflock.utils.json_files import parse_json
+
+
+class Metadata(TypedDict):
+    """The identity of a run, and its progress: the fields of `TrainingState`."""
+
+    recipe: dict[str, Any]
+    data: str
+    """Digest of the training data."""
+    test_data: NotRequired[dict[str, str]]
+    """Digests of the test and the validation data."""
+    compute: dict[str, Any]
+    epoch: int
+    batch: int
+    step: int
+    seconds: float
+    unreadable: list[str]
 
 
 @dataclass(frozen=True)
@@ -25,8 +42,7 @@ class Checkpoint:
     """Tensors and metadata of a run after one of its steps."""
 
     tensors: dict[str, Tensor]
-    metadata: dict[str, Any]
-    """JSON: the identity of the run, and its progress."""
+    metadata: Metadata
 
 
 def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
@@ -49,9 +65,12 @@ def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint, if any, and messages about damaged ones, which are renamed."""
     messages: list[str] = []
     for path in reversed(_paths(folder)):
+        check_regular(path)
         try:
             checkpoint = _read(path)
-        except (ValueError, LookupError, safetensors.SafetensorError):
+        except (OSError, MemoryError):
+            raise
+        except Exception:  # of readers, which raise many kinds of errors
             path.rename(path.with_suffix(".damaged"))
             messages.append(f"{path} is damaged and was renamed; using the previous checkpoint.")
         else:
@@ -78,8 +97,11 @@ def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
 
 def _read(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
-        header = file.metadata()
+        header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
     if header["sha256"] != _digest(tensors, header["metadata"]):
         raise ValueError(f"{path} is damaged.")
-    return Checkpoint(tensors, json.loads(header["metadata"]))
+    metadata: Metadata = parse_json(header["metadata"], str(path), Metadata)
+    if not tensors:
+        raise ValueError(f"{path} has no tensors.")
+    return Checkpoint(tensors, metadata)

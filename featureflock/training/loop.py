@@ -31,7 +31,7 @@ from featureflock.training.build import build, training_flops
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
-from featureflock.training.run_folder import RunFolder
+from featureflock.training.run_folder import Result, RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
 from featureflock.training.state import TrainingState, initial_state, non_finite_members
 from featureflock.training.validation import DivergenceError, evaluate_examples
@@ -45,7 +45,7 @@ def train(
     compute: ComputeConfig = ComputeConfig(),
     resume: bool = False,
     reporter: Reporter = Reporter(),
-) -> dict[str, Any]:
+) -> Result:
     """Train an ensemble and return the content of result.json.
 
         train(RECIPES["digits"].recipe, "runs/digits")
@@ -71,7 +71,7 @@ def train(
 
 def _train(
     recipe: Recipe, run: RunFolder, compute: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
-) -> dict[str, Any]:
+) -> Result:
     recipe_json = recipe.to_json()
     result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))
     if result is not None:
@@ -90,7 +90,8 @@ def _train(
     platform = {**asdict(resolved), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
         platform["mesh"] = str(mesh)
-    identity = {"recipe": recipe_json, "data": splits.train.digest(), "compute": platform}
+    data = mesh.on_rank_zero(splits.digests)
+    identity = {"recipe": recipe_json, "data": data.pop("train"), "test_data": data, "compute": platform}
 
     def without_compilation(text: str) -> None:
         reporter.log(text)
@@ -148,8 +149,13 @@ def _restore_checkpoint(run: RunFolder, state: TrainingState, identity: dict[str
         return messages
     if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
         raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
-    if checkpoint.metadata["data"] != identity["data"]:
-        raise ValueError(f"The training data have changed since {run} was started; restore them, or start a new run.")
+    metadata = checkpoint.metadata
+    for what, ours, theirs in (
+        ("training data", identity["data"], metadata["data"]),
+        ("test or validation data", identity["test_data"], metadata.get("test_data", identity["test_data"])),
+    ):
+        if ours != theirs:
+            raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
     state.restore(checkpoint)
     messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
     changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
@@ -231,19 +237,20 @@ class _Loop:
         state.totals.zero_()
         state.epoch, state.batch, state.seconds, state.unreadable = state.epoch + 1, 0, 0.0, []
 
-    def finish_run(self, parameters: int) -> dict[str, Any]:
-        """Evaluate on the test set, save the ensemble with the weights of all processes, and write result.json."""
+    def finish_run(self, parameters: int) -> Result:
+        """Evaluate on the test set, save the ensemble of all processes, and write result.json and the manifest."""
         test, ens = self.evaluate(self.splits.test, "test"), self.state.ens
         weights = self.mesh.gather_to_rank_zero(ens.state_dict())
 
-        def write() -> dict[str, Any]:
+        def write() -> Result:
             full = ens
             if self.mesh.world.size > 1:
                 full = build(self.recipe, self.splits)
                 full.load_state_dict(weights)
             with self.run.writing():
                 save(full, self.run.ensemble)
-                return self.run.finish(len(full), parameters, len(self.splits.train), test)
+                data = {"train": self.identity["data"], **self.identity["test_data"]}
+                return self.run.finish(len(full), parameters, len(self.splits.train), test, data)
 
         return self.mesh.on_rank_zero(write)
 

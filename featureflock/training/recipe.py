@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,23 @@ from featureflock.utils.registry import PLUGINS
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["steps", "one-cycle"]
+
+
+ComponentJSON = TypedDict("ComponentJSON", {"class": str})
+"""A component in JSON: the name of its class, and its fields."""
+
+
+class RecipeJSON(TypedDict):
+    """What is read from a recipe in JSON without its components, which may not be registered."""
+
+    data: ComponentJSON
+    model: ComponentJSON
+    method: ComponentJSON
+    members: int | None
+    validation: int
+    split_seed: int
+    seed: int
+    precision: str
 
 
 class UnregisteredComponentError(ValueError):

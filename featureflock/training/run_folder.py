@@ -6,25 +6,66 @@ environment.json   versions, machine, commit, command and compute options, one e
 metrics.jsonl      one line per epoch
 checkpoints/       the last two checkpoints
 ensemble/          the trained ensemble, for featureflock.load
-result.json        final metrics; present when the run is finished
+result.json        final metrics
+manifest.json      digests of the files above; written last, when the run is finished
 predictions/       cached predictions of each evaluated test set
 tensorboard/       learning curves, if TensorBoard is installed
+
+Files of a finished run are verified when they are read. Those of an unfinished run are checked for their types.
 """
 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
-from featureflock.training.recipe import recipe_differences
-from featureflock.utils.files import write_atomically
+from featureflock.data import InputFormat
+from featureflock.training.manifest import (
+    MANIFEST,
+    RESTORE,
+    Manifest,
+    not_of_this_run,
+    read_manifest,
+    verify_run,
+    write_manifest,
+)
+from featureflock.training.recipe import RecipeJSON, recipe_differences
+from featureflock.utils.digests import sha256
+from featureflock.utils.files import read_regular, write_atomically
+from featureflock.utils.json_files import parse_json
 
 try:
     import fcntl
 except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]
+
+
+class TrainingResult(TypedDict):
+    """`train` of result.json; it also has the metrics of the last epoch."""
+
+    examples: int
+    accuracy: NotRequired[float]
+    """In percent."""
+
+
+class Result(TypedDict):
+    """Content of result.json."""
+
+    members: int
+    parameters: int
+    seconds: float
+    train: TrainingResult
+    test: dict[str, Any]
+
+
+class EpochMetrics(TypedDict):
+    """A line of metrics.jsonl; it also has the losses and scores of the epoch."""
+
+    epoch: int
+    step: int
+    seconds: float
 
 
 class RunLockedError(ValueError):
@@ -43,7 +84,11 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def check(self, recipe: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / MANIFEST).is_file() and (self.path / "result.json").is_file()
+
+    def check(self, recipe: dict[str, Any], resume: bool) -> Result | None:
         """Raise ValueError unless a run of this recipe can start here or be resumed. Return its result if finished."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self} is a file; give the name of a folder for the run.")
@@ -56,10 +101,10 @@ class RunFolder:
             return None
         if not resume:
             raise ValueError(f"{self} already contains a run; add --resume to resume it, or give another folder.")
-        differences = recipe_differences(recipe, self.read("recipe.json"))
+        differences = recipe_differences(recipe, self.read_recipe())
         if differences:
             raise ValueError(f"{self} is a run of another recipe: {'; '.join(differences)}. Give another folder.")
-        return self.read("result.json") if (self.path / "result.json").exists() else None
+        return self.read_result() if self.is_finished else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,30 +125,39 @@ class RunFolder:
 
     def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any], epoch: int) -> None:
         """Write recipe.json and inputs.json, add to environment.json, and drop metrics of epochs after `epoch`."""
+        earlier = self.read_environment() if (self.path / "environment.json").exists() else []
+        lines = [line for line in self.read_metrics() if line["epoch"] <= epoch]
+        if [line["epoch"] for line in lines] != list(range(1, epoch + 1)):
+            raise ValueError(f"{self.metrics} does not have exactly one line for each finished epoch; {RESTORE}.")
         with self.writing():
+            (self.path / MANIFEST).unlink(missing_ok=True)  # of a run whose result was removed to finish it again
             write_atomically(self.path / "recipe.json", _json(recipe))
             write_atomically(self.path / "inputs.json", _json(inputs))
-            try:
-                earlier = json.loads((self.path / "environment.json").read_bytes())
-            except (OSError, ValueError):
-                earlier = []
             write_atomically(self.path / "environment.json", _json([*earlier, environment]))
-            lines = [line for line in self.read_metrics() if line["epoch"] <= epoch]
             write_atomically(self.metrics, b"".join(_json(line, None) for line in lines))
 
-    def finish(self, members: int, parameters: int, examples: int, test: dict[str, Any]) -> dict[str, Any]:
-        """Write and return result.json, with the number of training examples and the metrics on the test set."""
+    def finish(
+        self, members: int, parameters: int, examples: int, test: dict[str, Any], data: dict[str, str]
+    ) -> Result:
+        """Write and return result.json, then write the manifest.
+
+        Args:
+            members, parameters, examples: numbers of members, of parameters and of training examples.
+            test: metrics on the test set.
+            data: digests of the data.
+        """
         lines = self.read_metrics()
         names = ("epoch", "step", "loss", "cross_entropy", "member_nll", "accuracy", "rmse")
         last = {name: lines[-1][name] for name in names if name in lines[-1]} if lines else {}
-        result: dict[str, Any] = {
+        result: Result = {
             "members": members,
             "parameters": parameters,
             "seconds": sum(line["seconds"] for line in lines),
-            "train": {"examples": examples, **last},
+            "train": cast(TrainingResult, {"examples": examples, **last}),
             "test": test,
         }
         write_atomically(self.path / "result.json", _json(result))
+        write_manifest(self.path, self.ensemble, data)
         return result
 
     @contextmanager
@@ -122,22 +176,45 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines. A killed process may have left part of a line."""
-        lines = []
-        for text in self.metrics.read_bytes().splitlines() if self.metrics.exists() else []:
-            with suppress(ValueError):
-                lines.append(json.loads(text))
-        return lines
+    def verify(self) -> Manifest:
+        """Return the manifest of a finished run, after verifying that all files belong to it."""
+        return verify_run(self.path, self.ensemble)
 
-    def read(self, name: str) -> Any:
-        """Return the content of a JSON file."""
-        try:
-            return json.loads((self.path / name).read_bytes())
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self.path / name} is missing; train the run again in another folder.") from error
-        except ValueError as error:
-            raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return all complete lines of metrics.jsonl. A killed process may have left part of a line."""
+        if not self.metrics.exists():
+            return []
+        *lines, _ = self._content(self.metrics.name).split(b"\n")
+        return [self._parse(line, f"Line {k} of {self.metrics}", EpochMetrics) for k, line in enumerate(lines, 1)]
+
+    def read_recipe(self) -> dict[str, Any]:
+        """Return the content of recipe.json."""
+        return self._read("recipe.json", RecipeJSON)  # type: ignore[no-any-return]
+
+    def read_inputs(self) -> InputFormat:
+        """Return the format of the inputs."""
+        return self._read("inputs.json", InputFormat)  # type: ignore[no-any-return]
+
+    def read_environment(self) -> list[dict[str, Any]]:
+        """Return the content of environment.json: one entry for each start of the run."""
+        return self._read("environment.json", list[dict[str, Any]])  # type: ignore[no-any-return]
+
+    def read_result(self) -> Result:
+        """Return the content of result.json."""
+        return self._read("result.json", Result)  # type: ignore[no-any-return]
+
+    def _read(self, name: str, hint: Any) -> Any:
+        return self._parse(self._content(name), str(self.path / name), hint)
+
+    def _parse(self, text: bytes, name: str, hint: Any) -> Any:
+        return parse_json(text, name, hint, RESTORE)
+
+    def _content(self, name: str) -> bytes:
+        """Return the content of a file, after verifying that it belongs to a finished run."""
+        data = read_regular(self.path / name, RESTORE)
+        if self.is_finished and sha256(data) != read_manifest(self.path).files[name]:
+            raise not_of_this_run(self.path, [name])
+        return data
 
 
 def _json(value: Any, indent: int | None = 1) -> bytes:

@@ -1,13 +1,13 @@
 """The state of a training run after a step: everything that the rest of the run depends on."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.training.checkpoint import Checkpoint
+from featureflock.training.checkpoint import Checkpoint, Metadata
 from featureflock.training.recipe import Recipe
 
 _PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
@@ -48,7 +48,8 @@ class TrainingState:
                 if isinstance(value, Tensor):
                     tensors[f"optimiser/{name}/{key}"] = value
         tensors["totals"] = self.totals
-        return Checkpoint(tensors, {**identity, **{name: getattr(self, name) for name in _PROGRESS}})
+        metadata = {**identity, **{name: getattr(self, name) for name in _PROGRESS}}
+        return Checkpoint(tensors, cast(Metadata, metadata))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
@@ -66,7 +67,7 @@ class TrainingState:
                 optimiser_state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
         self.totals.copy_(tensors["totals"])
         for name in _PROGRESS:
-            setattr(self, name, checkpoint.metadata[name])
+            setattr(self, name, checkpoint.metadata[name])  # type: ignore[literal-required]
 
 
 def non_finite_members(state: TrainingState) -> list[int] | None:

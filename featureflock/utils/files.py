@@ -1,15 +1,63 @@
-"""Atomic writes: after a crash or power failure, a file has its old or its new content, never a part of it."""
+"""Atomic writes: after a crash or power failure, a file has its old or its new content, never a part of it.
+
+Files of unknown origin are read by `read_regular`, which neither blocks nor reads without end.
+"""
 
 import contextlib
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.featureflock-[0-9a-f]{32}\.partial")
+
+MAX_BYTES = 256 * 2**20
+"""Largest file that is read into memory as a whole, unless a reader gives another limit."""
+
+
+def read_regular(path: Path, advice: str = "", max_bytes: int | None = MAX_BYTES) -> bytes:
+    """Return the content of a regular file. Pipes and devices, and files of more than `max_bytes`, are refused.
+
+    The messages of OSError and ValueError name the file; `advice` says what to do if it is missing or damaged.
+    """
+    with open_regular(path, advice) as file:
+        if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+            then = f"; {advice}" if advice else ""
+            raise ValueError(f"{path} is damaged: it has more than {max_bytes:,} bytes{then}.")
+        return file.read()
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, advice: str = "") -> Iterator[BufferedReader]:
+    """Open a regular file for reading; errors as in `read_regular`."""
+    then = f"; {advice}." if advice else "."
+    try:
+        with open(path, "rb", opener=_open_without_blocking) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{path} is not a regular file{then}")
+            yield file
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing{then}") from None
+    except PermissionError as error:
+        raise PermissionError(f"{path} cannot be read; change its permissions.") from error
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def check_regular(path: Path, advice: str = "") -> None:
+    """Raise the errors of `read_regular`, for files that another library opens."""
+    with open_regular(path, advice):
+        pass
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    """Open a file; opening a pipe would wait for a writer otherwise."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:

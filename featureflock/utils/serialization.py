@@ -9,11 +9,12 @@ than the constructors of these classes.
 
 import contextlib
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 FindClass = Callable[[str], type]
 
@@ -66,6 +67,7 @@ def from_json(hint: Any, value: Any, find_class: FindClass | None = None, where:
         _check(isinstance(value, dict), value, hint, where)
         key_hint, item = get_args(hint) or (str, Any)
         key_type = int if key_hint is int else str
+        _check(key_type is str or all(key.removeprefix("-").isdecimal() for key in value), value, hint, where)
         return {key_type(key): from_json(item, part, find_class, f"{where}.{key}") for key, part in value.items()}
     if hint is Path:
         return Path(_check(isinstance(value, str), value, hint, where))
@@ -92,6 +94,8 @@ def _from_union(hint: Any, value: Any, find_class: FindClass | None, where: str)
 
 def _from_object(hint: Any, value: Any, find_class: FindClass | None, where: str) -> Any:
     _check(isinstance(value, dict), value, hint, where)
+    if is_typeddict(hint):
+        return _from_typed_dict(hint, value, find_class, where)
     fields, cls = dict(value), hint
     name = fields.pop("class", None)
     if name is not None and name != getattr(hint, "__name__", None):
@@ -109,10 +113,25 @@ def _from_object(hint: Any, value: Any, find_class: FindClass | None, where: str
     if unknown := [key for key in fields if key not in hints]:
         raise ValueError(f"{where} has an unknown field {unknown[0]!r}; {cls.__name__} has {', '.join(hints)}.")
     arguments = {key: from_json(hints[key], part, find_class, f"{where}.{key}") for key, part in fields.items()}
+    if missing := [p.name for p in _required(cls) if p.name not in arguments]:
+        raise ValueError(f"{where} has no {missing[0]!r}.")
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ValueError(f"{where} cannot be converted to {cls.__name__}: {error}.") from error
+
+
+def _from_typed_dict(hint: Any, value: dict[str, Any], find_class: FindClass | None, where: str) -> dict[str, Any]:
+    """Check the keys of a TypedDict; others are allowed."""
+    if missing := sorted(hint.__required_keys__ - value.keys()):
+        raise ValueError(f"{where} has no {missing[0]!r}.")
+    hints = get_type_hints(hint)
+    return {key: from_json(hints.get(key, Any), part, find_class, f"{where}.{key}") for key, part in value.items()}
+
+
+def _required(cls: Any) -> list[inspect.Parameter]:
+    """Arguments of a dataclass or a NamedTuple that have no default."""
+    return [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
 
 
 def _check(matches: bool, value: Any, hint: Any, where: str) -> Any:

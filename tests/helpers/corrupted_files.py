@@ -1,10 +1,8 @@
 """Small corrupted sets for tests: published files, and manifests of generated sets."""
 
-import json
-
 import numpy as np
 
-from featureflock.corruptions.files import FORMAT, VERSION
+from featureflock.corruptions.manifest import FORMAT, VERSION, write_manifest
 from helpers.published_formats import random_arrays
 
 ARRAYS = random_arrays("cifar10", 10, 7)
@@ -29,6 +27,6 @@ def published(folder, count=4, severities=5, names=THREE, dtype=np.uint8):
 
 
 def manifest(folder, **changes):
-    """Write a manifest of a generated set."""
-    content = {"format": FORMAT, "version": VERSION, "severities": [1], "files": {}, "source": "", **changes}
-    (folder / "featureflock.json").write_text(json.dumps(content))
+    """Write a manifest of a generated set, with a valid digest."""
+    header = {"format": FORMAT, "version": VERSION, "severities": [1], "files": {}, "source": "", "labels": ""}
+    write_manifest(folder, header | changes)

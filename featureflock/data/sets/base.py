@@ -47,6 +47,11 @@ class Splits:
         if len(self.class_names) not in (0, self.classes):
             raise ValueError(f"Give a name for each of {self.classes} classes or none; got {len(self.class_names)}.")
 
+    def digests(self) -> dict[str, str]:
+        """Digests of the content of each part: train, test and, if there is one, validation."""
+        parts = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {name: part.digest() for name, part in parts.items() if part is not None}
+
     def split(self, *, validation: int = 0, subset: int | None = None, seed: int = 0) -> "Splits":
         """Hold `validation` examples out of the training set, and train on `subset` of the rest.
 

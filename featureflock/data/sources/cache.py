@@ -1,15 +1,14 @@
-"""The cache: one safetensors file for each data set, verified by SHA-256 at every load.
+"""The cache: one safetensors file for each data set, verified by SHA-256 once per process and whenever it changes.
 
 Images are stored as (N, H, W, C) bytes and returned as (N, C, H, W) with the same strides, PyTorch's channels_last,
 because batched cropping gathers whole pixels.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import safetensors
 import safetensors.numpy
@@ -18,11 +17,30 @@ from torch import Tensor
 
 from featureflock.data.sources.archives import Arrays
 from featureflock.data.sources.registry import PUBLISHED_SETS
-from featureflock.utils.files import write_atomically
+from featureflock.utils.digests import json_digest, once_per_version, sha256
+from featureflock.utils.files import check_regular, write_atomically
+from featureflock.utils.json_files import parse_json
 
 VARIABLE = "FEATUREFLOCK_CACHE"  # environment variable with the cache folder
 _FORMAT, _VERSION = "featureflock data", 1
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+
+
+class _Header(TypedDict):
+    format: str
+    version: int
+    name: str
+
+
+class _ArrayEntry(TypedDict):
+    shape: list[int]
+    sha256: str
+
+
+class _Index(_Header):
+    source: str
+    published: bool
+    arrays: dict[str, _ArrayEntry]
 
 
 @dataclass(frozen=True)
@@ -80,14 +98,21 @@ def load(name: str) -> CachedArrays:
     """Load a data set from the cache and verify its digests."""
     published = PUBLISHED_SETS[name]
     index, tensors = _read(name, _ARRAYS)
-    digests = {key: sha256(tensor.numpy()) for key, tensor in tensors.items()}
-    for key, tensor in tensors.items():
-        if tensor.dtype != torch.uint8 or index["arrays"][key] != {"shape": list(tensor.shape), "sha256": digests[key]}:
+
+    def verify() -> str:
+        for key, tensor in tensors.items():
+            entry = index["arrays"][key]
+            if (tensor.dtype, list(tensor.shape)) != (torch.uint8, entry["shape"]):
+                raise _damaged(name)
+            if sha256(tensor.numpy()) != entry["sha256"]:
+                raise _damaged(name)
+        digests = {key: index["arrays"][key]["sha256"] for key in _ARRAYS}
+        official = not index["published"] or published.sha256 is None or digests == dict(published.sha256)
+        if not official and published.differing({key: tensor.numpy() for key, tensor in tensors.items()}):
             raise _damaged(name)
-    official = not index["published"] or published.sha256 is None or digests == dict(published.sha256)
-    if not official and published.differing({key: tensor.numpy() for key, tensor in tensors.items()}):
-        raise _damaged(name)
-    digest = sha256(json.dumps(index["arrays"], sort_keys=True).encode())
+        return json_digest(index["arrays"])
+
+    digest = once_per_version(path_of(name), name, verify)
     arrays = {key: x.permute(0, 3, 1, 2) if x.ndim == 4 else x.long() for key, x in tensors.items()}
     return CachedArrays(**arrays, published=index["published"], source=index["source"], digest=digest)
 
@@ -103,31 +128,30 @@ def look_up(name: str) -> CacheEntry | None:
     return CacheEntry(train, test, size, index["published"], index["source"])
 
 
-def _read(name: str, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(name: str, keys: tuple[str, ...]) -> tuple[_Index, dict[str, Tensor]]:
     path = path_of(name)
     if not path.is_file():
         raise FileNotFoundError(f"{PUBLISHED_SETS[name].title} is not in the cache; run: featureflock data get {name}")
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text = metadata["featureflock"]
-            index = json.loads(text)
-            if (index["format"], index["name"], metadata["sha256"]) != (_FORMAT, name, sha256(text.encode())):
+            text, advice = metadata["featureflock"], f"run: featureflock data get {name}"
+            if metadata["sha256"] != sha256(text.encode()):
                 raise _damaged(name)
-            if (version := index["version"]) != _VERSION:
-                raise ValueError(
-                    f"{path} has format version {version}, not {_VERSION}; run: featureflock data get {name}"
-                )
+            header: _Header = parse_json(text, str(path), _Header, advice)
+            if (header["format"], header["name"]) != (_FORMAT, name):
+                raise _damaged(name)
+            if (version := header["version"]) != _VERSION:
+                raise ValueError(f"{path} has format version {version}, not {_VERSION}; {advice}")
+            index: _Index = parse_json(text, str(path), _Index, advice)
+            if index["arrays"].keys() != {*_ARRAYS}:
+                raise _damaged(name)
             # Copies, because Windows cannot replace a file that is mapped.
             return index, {key: file.get_tensor(key).clone() for key in keys}
-    except (safetensors.SafetensorError, json.JSONDecodeError, LookupError, TypeError) as error:
+    except (safetensors.SafetensorError, LookupError) as error:
         raise _damaged(name) from error
 
 
 def _damaged(name: str) -> ValueError:
     return ValueError(f"{path_of(name)} is damaged: its content has changed; run: featureflock data get {name}")
-
-
-def sha256(data: Any) -> str:
-    """Return the SHA-256 of bytes or of a contiguous array."""
-    return hashlib.sha256(data).hexdigest()

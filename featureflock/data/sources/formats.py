@@ -6,7 +6,6 @@ class that stores its arguments. Neither Python's nor NumPy's own code runs on t
 
 import contextlib
 import io
-import json
 import math
 import pickle
 import struct
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from featureflock.data.sources.archives import Arrays, DataFile, FileLayout, label_bytes
+from featureflock.utils.json_files import parse_json
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _LOSSLESS = ["PNG", "BMP", "PPM", "WEBP", "TIFF"]
@@ -78,10 +78,7 @@ def _read_png_rows(files: Mapping[str, DataFile], shape: tuple[int, int, int], c
     train, test = np.concatenate(images[:-1]), images[-1]
     labels = []
     for file, x in ((files["train_lables.json"], train), (files["test_lables.json"], test)):
-        try:
-            labels.append(label_bytes(json.loads(file.data), len(x), classes, file.path))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
-            raise ValueError(f"{file.path} is truncated or damaged: it is not a JSON list of labels.") from error
+        labels.append(label_bytes(parse_json(file.data, str(file.path), list[int]), len(x), classes, file.path))
     return {"train_x": train, "train_y": labels[0], "test_x": test, "test_y": labels[1]}
 
 

@@ -94,7 +94,7 @@ def test_results_and_runs_are_not_mixed(command, runs, tmp_path):
     (tmp_path / "results.json").write_text("{}")
     assert "either the folders of runs or one results.json" in command("report", "results.json", *runs)[1]
     assert "has been evaluated; to evaluate with other" in command("report", "results.json", "--examples", "9")[1]
-    assert "results.json: This is schema version None, not 2" in command("report", "results.json")[1]
+    assert "results.json has schema version None, not 2" in command("report", "results.json")[1]
 
 
 @pytest.mark.parametrize("name", ["evaluate", "report"])

@@ -19,6 +19,7 @@ from featureflock.data import Digits
 from featureflock.evaluation.classify import ClassProbability, ImagePrediction
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.models import MLPConfig
+from featureflock.training.manifest import read_manifest, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +261,16 @@ def test_a_figure_too_large_for_its_format_leaves_no_file(command, run, image, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digit.png", "run"]
 
 
+def rewrite(run, name, content):
+    """Change a file of a finished run as if it had been written by the training."""
+    (run / name).write_text(json.dumps(content))
+    write_manifest(run, run / "ensemble", read_manifest(run).data)
+
+
 def test_without_the_data_probabilities_are_not_calibrated(command, run, image):
     recipe = json.loads((run / "recipe.json").read_text())
     recipe["data"] = {"class": "CustomData"}
-    (run / "recipe.json").write_text(json.dumps(recipe))
+    rewrite(run, "recipe.json", recipe)
     out, err, code = command(run, image)
     assert code == 0
     assert "Probabilities are not calibrated, because the data are not available" in err
@@ -272,12 +279,12 @@ def test_without_the_data_probabilities_are_not_calibrated(command, run, image):
 
 def test_runs_on_other_inputs_than_images_are_refused(command, run, image):
     inputs = json.loads((run / "inputs.json").read_text())
-    (run / "inputs.json").write_text(json.dumps({**inputs, "shape": [6], "dtype": "float32"}))
+    rewrite(run, "inputs.json", {**inputs, "shape": [6], "dtype": "float32"})
     _, err, code = command(run, image)
     assert code
     assert "The inputs of this run are not images but float32 of shape (6,)" in err
-    (run / "inputs.json").write_text("{}")
-    assert "inputs.json is damaged" in command(run, image)[1]
+    rewrite(run, "inputs.json", {})
+    assert "inputs.json is damaged or was modified (content has no 'shape')" in command(run, image)[1]
 
 
 def test_invalid_arguments_are_refused(command, run, image, tmp_path):

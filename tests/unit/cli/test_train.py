@@ -237,7 +237,7 @@ def test_a_plugin_adds_components_to_the_command_line(monkeypatch, capsys, tmp_p
     assert code == 0, errors
     assert "digits: my-method, members: 2" in out
     run = RunFolder(Path("runs/digits-my-method-seed0"))
-    assert Recipe.from_json(run.read("recipe.json")).method.strength == 2
+    assert Recipe.from_json(run.read_recipe()).method.strength == 2
     assert len(rebuild(run)) == 2
     sys.modules.pop("my_plugin")
 

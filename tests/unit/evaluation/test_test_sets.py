@@ -1,5 +1,7 @@
 """Test sets: their content, whatever source they come from, and what is refused."""
 
+import hashlib
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from featureflock.corruptions import corrupt, generate_set
+from featureflock.corruptions import copy_set, corrupt, generate_set, open_set
 from featureflock.data import (
     CIFAR10,
     CustomData,
@@ -83,7 +85,7 @@ def test_corruptions_generated_for_some_images_are_those_of_the_full_set(colour)
     assert logged == ["Corrupted test images are generated with seed 0."]
 
 
-def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache):
+def test_a_set_in_the_cache_is_read_and_identified_by_its_content(colour, temp_cache):
     before = by_name(colour, FOG, CIFAR10())
     folder = cache_folder() / "cifar10-c"
     generate_set(
@@ -93,14 +95,51 @@ def test_a_set_in_the_cache_is_read_and_has_the_same_identity(colour, temp_cache
     after = by_name(colour, FOG, CIFAR10(), logged)
     assert logged[0] == f"Corrupted test sets: made by featureflock, in {folder}."
     assert logged[1] == "Corrupted test images are generated with seed 0: brightness."
+    digest = hashlib.sha256((folder / "fog.npy").read_bytes()).hexdigest()
+    assert [digest in after[name].identity for name in before] == [True, True, False, False]
     for name, generated in before.items():
-        assert generated.identity == after[name].identity
+        assert (generated.identity == after[name].identity) == name.startswith("brightness")
         chosen = torch.tensor([1, 5])
         made, read = generated.load(chosen), after[name].load(chosen)
         assert torch.equal(made.x, read.x)
         assert (
             (made.labels.tolist(), made.normalisation) == (read.labels.tolist(), read.normalisation) == ([1, 5], SCALE)
         )
+
+
+def test_a_damaged_set_in_the_cache_is_refused_until_it_is_repaired(colour, temp_cache):
+    folder, labels = cache_folder() / "cifar10-c", colour.test.labels.numpy()
+    options = {"corruptions": ("fog",), "workers": 1, "log": lambda text: None}
+    generate_set(hwc(colour), labels, folder, **options)
+    before = by_name(colour, FOG, CIFAR10())["fog-5"]
+    x = before.load(torch.arange(30)).x
+    path = folder / "fog.npy"
+    intact = path.read_bytes()
+    path.write_bytes(intact[:-9] + bytes([intact[-9] ^ 64]) + intact[-8:])
+    with pytest.raises(ValueError, match=r"fog\.npy is damaged: .*; repeat the `featureflock data corrupt` command"):
+        by_name(colour, FOG, CIFAR10())["fog-5"].load(torch.arange(30))
+    generate_set(hwc(colour), labels, folder, **options)
+    after = by_name(colour, FOG, CIFAR10())["fog-5"]
+    assert after.identity == before.identity
+    assert torch.equal(after.load(torch.arange(30)).x, x)
+    (folder / "labels.npy").write_bytes(intact[:200])
+    with pytest.raises(ValueError, match=r"labels\.npy is damaged"):  # not silently generated instead
+        by_name(colour, FOG, CIFAR10())
+
+
+def test_a_cached_set_of_other_images_with_the_same_labels_is_not_used(colour, temp_cache):
+    folder, labels = cache_folder() / "cifar10-c", colour.test.labels.numpy()
+    generate_set(255 - hwc(colour), labels, folder, corruptions=("fog",), workers=1, log=lambda text: None)
+    found = by_name(colour, FOG, CIFAR10())["fog-2"]
+    assert found.source == "Corrupted images: generated with seed 0."
+    full = corrupt(hwc(colour), "fog", 2, seed=0, indices=np.arange(30))
+    assert torch.equal(found.load(torch.arange(30)).x, torch.from_numpy(full).permute(0, 3, 1, 2))
+
+
+def test_a_cached_set_without_a_manifest_is_refused(colour, temp_cache):
+    published(temp_cache / "cifar10-c-published", colour.test.labels)
+    with pytest.raises(ValueError, match=r"has no featureflock\.json, so its files cannot be verified; move it away"):
+        by_name(colour, FOG, CIFAR10())
 
 
 def published(folder, labels):
@@ -111,10 +150,16 @@ def published(folder, labels):
     np.save(folder / "labels.npy", np.tile(labels.numpy(), 5).astype(np.uint8))
 
 
-def test_published_files_in_the_cache_take_precedence_over_generated_ones(colour, temp_cache):
+def imported(folder, target, labels):
+    """Published files that are copied into the cache."""
+    published(folder, labels)
+    copy_set(open_set(folder), labels.numpy(), target, log=lambda text: None)
+
+
+def test_published_files_in_the_cache_take_precedence_over_generated_ones(colour, temp_cache, tmp_path):
     labels = colour.test.labels
     generate_set(hwc(colour), labels.numpy(), temp_cache / "cifar10-c", corruptions=("fog", "brightness"), workers=1)
-    published(temp_cache / "cifar10-c-published", labels)
+    imported(tmp_path / "theirs", temp_cache / "cifar10-c-published", labels)
     logged = []
     found = by_name(colour, FOG, CIFAR10(), logged)
     assert (found["fog-2"].load(torch.tensor([7])).x == 80).all()
@@ -122,8 +167,8 @@ def test_published_files_in_the_cache_take_precedence_over_generated_ones(colour
     assert len(logged) == 2
 
 
-def test_a_cached_set_with_other_labels_is_not_used(colour, temp_cache):
-    published(temp_cache / "cifar10-c-published", colour.test.labels.flip(0))
+def test_a_cached_set_with_other_labels_is_not_used(colour, temp_cache, tmp_path):
+    imported(tmp_path / "theirs", temp_cache / "cifar10-c-published", colour.test.labels.flip(0))
     logged = []
     assert by_name(colour, FOG, CIFAR10(), logged)["fog-2"].source == "Corrupted images: generated with seed 0."
     assert logged[0] == "Corrupted test images are generated with seed 0."
@@ -135,6 +180,13 @@ def test_published_files_in_a_folder_have_another_identity(colour, tmp_path):
     found = by_name(colour, protocol)["fog-2"]
     assert (found.load(torch.tensor([7])).x == 80).all()
     assert found.identity != by_name(colour, FOG)["fog-2"].identity
+    path = tmp_path / "fog.npy"
+    old, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))  # the same size and modification time
+    assert found.identity != by_name(colour, protocol)["fog-2"].identity
+    path.write_bytes(content)
+    assert found.identity == by_name(colour, protocol)["fog-2"].identity
 
 
 def test_a_folder_with_other_labels_or_image_sizes_is_refused(colour, tmp_path):

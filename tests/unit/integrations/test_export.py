@@ -14,7 +14,7 @@ from torch import nn
 
 import featureflock as ff
 from featureflock.cli import main as cli
-from featureflock.data import Digits, InputFormat
+from featureflock.data import Digits
 from featureflock.distributed.mesh import Axis, Mesh
 from featureflock.evaluation.runs import read_run
 from featureflock.integrations.export import export
@@ -235,7 +235,7 @@ def test_command_line(ending, monkeypatch, capsys, tmp_path):
     expected = ens.predict(test.x[:50] / 16)
     assert (expected.argmax(1) == test.labels[:50]).float().mean() > 0.5
     check(out, images, {"probabilities": expected}, atol=1e-4)  # temperatures are fitted by two algorithms
-    inputs = InputFormat.from_json(read_run(run).folder.read("inputs.json"))
+    inputs = read_run(run).inputs
     torch.testing.assert_close(inputs.network_inputs(images), test.x[:50] / 16)
 
 

@@ -80,37 +80,53 @@ def truncate(file):
             lambda f: damage(f / "results.json", schema_version=99),
             r"results\.json.*schema version 99.*evaluate the runs",
         ),
-        (lambda f: (f / "results.json").write_text("[1]"), r"results\.json.*schema version None"),
-        (lambda f: (f / "results.json").write_text('{"data": "Dig'), r"results\.json is not valid JSON; evaluate the"),
+        (lambda f: (f / "results.json").write_text("[1]"), r"results\.json is damaged .*content must be dict"),
+        (lambda f: (f / "results.json").write_text('{"data": "Dig'), r"results\.json is damaged: it is not valid JSON"),
         (
             lambda f: damage(f / "results.json", classes="ten"),
-            r"results\.json: results\.classes must be int; got 'ten'",
+            r"results\.json is damaged or was modified \(content\.classes must be int; got 'ten'\); evaluate the runs",
         ),
-        (lambda f: damage(f / "results.json", provenance={"x": math.nan}), r"results\.json is not valid JSON"),
+        (
+            lambda f: damage(f / "results.json", provenance={"x": math.nan}),
+            r"results\.json is damaged: JSON has no NaN",
+        ),
+        (lambda f: (f / "results.json").write_text("[" * 50_000), r"results\.json is damaged: its JSON is nested too"),
+        (lambda f: damage(f / "results.json", examples=10**400), r"results\.json is damaged: the number 1000.* is too"),
         (lambda f: damage(f / "results.json", runs=[]), r"no run 'Deep Ensembles-0'.*evaluate the runs again"),
-        (lambda f: (f / "results.json").unlink(), r"results\.json cannot be read \(No such file"),
+        (lambda f: (f / "results.json").unlink(), r"results\.json is missing; evaluate the runs again"),
         (lambda f: (f / "images" / "maps.png").unlink(), r"maps\.png, named in results\.json, is missing; evaluate"),
         (lambda f: truncate(f / "images" / "maps.png"), r"maps\.png, .* is not a PNG image; evaluate"),
         (lambda f: Image.new("L", (8, 8)).save(f / "images" / "maps.png", "GIF"), r"maps\.png, .* is not a PNG image"),
         (lambda f: shutil.rmtree(f / "images"), r"disputed-10\.png, named in results\.json, is missing"),
     ],
-    ids=["version", "list", "cut", "type", "NaN", "no runs", "no file", "no image", "truncated", "GIF", "no images"],
+    ids=[
+        *("version", "list", "cut", "type", "NaN", "brackets", "huge", "no runs"),
+        *("no file", "no image", "truncated", "GIF", "no images"),
+    ],
 )
 def test_damaged_results_are_reported_in_one_sentence(written, tmp_path, spoil, message):
     spoil(written)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((OSError, ValueError), match=message) as error:
         write_report(*read_report(written), tmp_path / "again")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"groups": []}, {"clean": {"calibrated": {}, "raw": {}, "temperatures": [], "examples": 1}}], ids=str
+    "changes",
+    [
+        {"groups": []},
+        {"clean": {"calibrated": {}, "raw": {}, "temperatures": [], "examples": 1}},
+        {"curves": [{"epoch": [1], "validation": 5}]},
+        {"environment": [{"machine": 5, "versions": []}]},
+        {"training": {"parameters": "many"}},
+    ],
+    ids=str,
 )
 def test_the_command_refuses_results_without_the_values_of_the_report(written, tmp_path, changes):
     content = json.loads((written / "results.json").read_text())
     (content if "groups" in changes else content["runs"][0]).update(changes)
     (written / "results.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"results\.json lacks values of the report; .* Evaluate the runs again\."):
+    with pytest.raises(ValueError, match=r"results\.json lacks values of the report or .* Evaluate the runs again\."):
         report_command([str(written), "--out", str(tmp_path / "again")])
 
 

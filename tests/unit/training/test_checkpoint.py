@@ -1,5 +1,10 @@
 """Checkpoint files: round trip, damage, tied weights."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from helpers.short_runs import same
@@ -7,9 +12,14 @@ from helpers.short_runs import same
 from featureflock.training.checkpoint import Checkpoint, read_newest, write
 
 
+def metadata(step: int) -> dict[str, Any]:
+    identity = {"recipe": {"name": "é"}, "data": "digest", "test_data": {"test": "digest"}, "compute": {}}
+    return {**identity, "epoch": 0, "batch": step, "step": step, "seconds": 0.5, "unreadable": []}
+
+
 def checkpoint(step: int) -> Checkpoint:
     tensors = {"a": torch.full((3, 2), float(step)), "n": torch.tensor(step), "b": torch.randn(4).bfloat16()}
-    return Checkpoint(tensors, {"step": step, "name": "é"})
+    return Checkpoint(tensors, metadata(step))
 
 
 def test_checkpoints_round_trip_and_the_last_two_are_stored(tmp_path):
@@ -49,8 +59,69 @@ def test_a_damaged_checkpoint_is_renamed_and_the_previous_one_is_used(damage, tm
             read_newest(tmp_path)
 
 
+def _without(key: str) -> Callable[[Path], None]:
+    """A checkpoint with a valid digest that lacks a field."""
+
+    def write_it(folder: Path) -> None:
+        content = metadata(10)
+        del content[key]
+        write(folder, 10, Checkpoint({"a": torch.zeros(2)}, content))
+
+    return write_it
+
+
+def _with_header(text: bytes) -> Callable[[Path], None]:
+    """A valid safetensors file without tensors."""
+    return lambda folder: _newest(folder).write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def _newest(folder: Path) -> Path:
+    return folder / "checkpoint-000000010.safetensors"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _with_header(b"{}"),
+        _with_header(b'{"__metadata__":{}}'),
+        _with_header(b'{"__metadata__":{"metadata":"{}","sha256":""}}'),
+        lambda folder: write(folder, 10, Checkpoint({}, metadata(10))),
+        lambda folder: write(folder, 10, Checkpoint({"a": torch.zeros(2)}, {})),
+        lambda folder: write(folder, 10, Checkpoint({"a": torch.zeros(2)}, [metadata(10)])),
+        lambda folder: write(folder, 10, Checkpoint({"a": torch.zeros(2)}, {**metadata(10), "step": "ten"})),
+        lambda folder: write(folder, 10, Checkpoint({"a": torch.zeros(2)}, {**metadata(10), "seconds": 10**400})),
+        *(_without(key) for key in ("recipe", "data", "compute", "epoch", "batch", "step", "unreadable")),
+    ],
+)
+def test_a_checkpoint_with_a_valid_header_but_no_content_is_renamed(damage, tmp_path):
+    write(tmp_path, 5, checkpoint(5))
+    damage(tmp_path)
+    found, notes = read_newest(tmp_path)
+    assert found.metadata["step"] == 5
+    assert notes == [f"{_newest(tmp_path)} is damaged and was renamed; using the previous checkpoint."]
+    assert not _newest(tmp_path).exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_renamed(tmp_path, monkeypatch):
+    for step in (5, 10):
+        write(tmp_path, step, checkpoint(step))
+
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:  # permissions do not stop root
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(PermissionError, match="cannot be read; change its permissions"):
+            read_newest(tmp_path)
+    assert read_newest(tmp_path)[0].metadata["step"] == 10
+    _newest(tmp_path).unlink()
+    os.mkfifo(_newest(tmp_path))
+    with pytest.raises(ValueError, match="is not a regular file"):  # and does not block
+        read_newest(tmp_path)
+
+
 def test_tensors_that_share_memory_are_stored_separately(tmp_path):
     weight = torch.randn(4, 3)
     tensors = {"a": weight, "tied": weight, "row": weight[1], "empty": torch.zeros(0), "transposed": weight.T}
-    write(tmp_path, 1, Checkpoint(tensors, {"step": 1}))
+    write(tmp_path, 1, Checkpoint(tensors, metadata(1)))
     assert same(read_newest(tmp_path)[0].tensors, tensors)

@@ -125,7 +125,7 @@ def test_an_integer_is_a_float_and_a_bool_is_not():
         ({"animals": [{"class": "Cat", "tail": 1}]}, r"animals\[0\] has an unknown field 'tail'; Cat has lives"),
         ({"pair": [1]}, r"zoo.pair must be tuple\[int, str\]; got \[1\]"),
         ({"size": "huge"}, r"zoo.size must be Literal\['small', 'large'\] \| float; got 'huge'|zoo.size must be Union"),
-        ({"range": {"low": 1}}, "zoo.range cannot be converted to Interval: .*high"),
+        ({"range": {"low": 1}}, "zoo.range has no 'high'"),
         ({"range": [1, 2]}, "zoo.range must be Interval"),
         ({"star": {"class": "Fish"}}, "no class Fish"),
         ({"star": {"class": "Zoo", "star": {"class": "Dog"}}}, "zoo.star must be Animal; got Zoo"),

@@ -206,7 +206,7 @@ def damaged():
             {**png, "data_batch_1.png": grey.getvalue()},
             "data_batch_1.png is L with 1,024 × 2",
         ),
-        "cut json": ("cifar10", {**png, "test_lables.json": b"[1, 2,"}, "test_lables.json is truncated or damaged"),
+        "cut json": ("cifar10", {**png, "test_lables.json": b"[1, 2,"}, "test_lables.json is damaged"),
         "json of words": ("cifar10", {**png, "test_lables.json": b'{"a": 1}'}, "test_lables.json is damaged"),
         "cut idx": (
             "mnist",
