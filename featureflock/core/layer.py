@@ -42,6 +42,7 @@ from featureflock.core.kernels import RBF, Kernel
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import WGD, Rule
 from featureflock.core.transport import Subspace, TransportConfig, ascent_direction, check_finite
+from featureflock.core.value_checks import readable
 
 _LAST_SHAPES: "WeakKeyDictionary[ParticleLayer, tuple[int, int]]" = WeakKeyDictionary()
 """Members and data points of the last call of each layer."""
@@ -109,8 +110,13 @@ class ParticleLayer(nn.Module):
             mask: (B, T), bool or 0 and 1 as in an attention mask, for features (n, B, T, …): tokens with 0 take no part
                 in prior and repulsion, and get the gradient of the loss alone.
         """
+        if not isinstance(features, Tensor):
+            got = type(features).__name__
+            raise ValueError(f"ParticleLayer takes a tensor (members, batch, …); got {got}. Use torch.stack.")
         if not (self.training and torch.is_grad_enabled() and features.requires_grad):
             return features
+        if features.is_complex():
+            raise ValueError(f"ParticleLayer needs features that are real numbers; got {features.dtype}.")
         if features.ndim < 2 or features.numel() == 0:
             raise ValueError(
                 "ParticleLayer needs features (members, batch, …) with at least one member and one data point; "
@@ -124,7 +130,7 @@ class ParticleLayer(nn.Module):
         if not torch.compiler.is_compiling():
             self._check_order(features)
             self._warn_about_parts()
-            if features.device.type == "cpu":
+            if readable(features):
                 check_finite(features if mask is None else features.masked_fill(~mask, 0.0), "features")
         count = self._count(features, mask)
         scale = self.scale.clone() if isinstance(self.scale, Tensor) else self.scale
@@ -221,8 +227,15 @@ def particle_loss(features: Tensor, loss_fn: Callable[[Tensor], Tensor], layer: 
         loss_fn: maps features to the mean loss over all n·B rows, through the shared head.
         layer: the particle layer, in training mode.
     """
+    if not isinstance(layer, ParticleLayer) or not callable(loss_fn):
+        got = f"{type(loss_fn).__name__} and {type(layer).__name__}"
+        raise ValueError(f"particle_loss takes features, a function of them and a ParticleLayer; got {got}.")
     with layer.loss_scale() as scalable:
-        return scalable(loss_fn(layer(features)))
+        loss = loss_fn(layer(features))
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn must return the mean loss, a tensor with one number; got {got}.")
+        return scalable(loss)
 
 
 class _Transport(torch.autograd.Function):

@@ -37,6 +37,7 @@ from torch import Tensor
 from featureflock.core.kernels import RBF, Kernel
 from featureflock.core.priors import Prior
 from featureflock.core.rules import MAP, SVGD, WGD, Rule
+from featureflock.core.value_checks import readable, refuse_later
 
 Subspace = Literal["dominant", "weakest"]
 
@@ -81,11 +82,17 @@ def transport(
 
     Where the formula divides by zero, its limit is used: no repulsion for one particle, for coinciding particles, or if
     all gradients are zero; directions without any gradient are left out.
+
+    Non-finite particles or gradients raise `NonFiniteError` on a CPU. On a GPU, where the check would force a
+    synchronisation, v is NaN, and a later call raises ValueError.
     """
     config = TransportConfig(prior, kernel, rank, subspace, rule, repulsion)
     _check_arrays(particles, loglik_grad)
     config.check(particles.shape[0])
     v, finite = ascent_direction(particles, loglik_grad, config)
+    if not readable(finite):
+        refuse_later(~finite, "The particles or gradients of transport contain NaN or infinity.")
+        return v.masked_fill_(~finite, math.nan)
     if not finite:
         check_finite(particles, "particles")
         check_finite(loglik_grad, "loglik_grad")
@@ -274,7 +281,7 @@ def _slices(h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor) -> Iterator
 
 def _check_arrays(h: Tensor, g: Tensor) -> None:
     if not (isinstance(h, Tensor) and isinstance(g, Tensor)):
-        raise TypeError(f"transport takes two tensors; got {type(h).__name__} and {type(g).__name__}.")
+        raise ValueError(f"transport takes two tensors; got {type(h).__name__} and {type(g).__name__}.")
     if h.ndim != 2 or h.numel() == 0:
         shape = tuple(h.shape)
         raise ValueError(f"transport needs particles (n, d) with at least one particle and one dimension; got {shape}.")
@@ -289,8 +296,13 @@ def _check_arrays(h: Tensor, g: Tensor) -> None:
 
 def check_finite(x: Tensor, name: str) -> None:
     """Raise NonFiniteError if any member of x (n, …) has NaN or infinite values."""
-    if not torch.isfinite(x).all():
-        members = [i for i in range(x.shape[0]) if not torch.isfinite(x[i]).all()]
+    check_members(torch.isfinite(x), name)
+
+
+def check_members(finite: Tensor, name: str) -> None:
+    """Raise NonFiniteError if `finite` (n, …) is not true everywhere."""
+    if not finite.all():
+        members = [i for i, member in enumerate(finite) if not member.all()]
         raise NonFiniteError(
             members,
             f"The {name} of member{'s' * (len(members) > 1)} {', '.join(map(str, members))} contain NaN or infinity; "

@@ -1,15 +1,14 @@
 """Compile a C kernel for this processor on first use."""
 
 import ctypes
-import os
-import shutil
-import subprocess
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from featureflock.cpu_kernels.compiler import CompilerError, compile_library, compiled_code_folder, find_compiler
 
 
 @lru_cache
@@ -18,16 +17,14 @@ def load_kernel(name: str, pointers: int, integers: int) -> Any:
 
     It takes pointers, then `long` integers, the last one the number of threads, and returns 1 if memory ran out.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        return None
     source = Path(__file__).with_name(f"{name}.c")
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, f"{name}.so")
-        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-        if subprocess.run([compiler, *flags, "-o", library, source], capture_output=True, check=False).returncode:
-            return None
-        function = getattr(ctypes.CDLL(str(library)), name)
+    try:
+        with tempfile.TemporaryDirectory(dir=compiled_code_folder()) as folder:
+            library = Path(folder, f"{name}.so")
+            compile_library(find_compiler("c"), source, library, ["-O3", "-march=native", "-fopenmp"])
+            function = getattr(ctypes.CDLL(str(library)), name)
+    except (CompilerError, OSError, AttributeError):  # no compiler, no space, or nothing that can be loaded
+        return None
     function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * integers
     return function
 

@@ -10,7 +10,6 @@ The task (featureflock.tasks) is the likelihood p(y|f): it defines the loss, the
 Shapes: n members, B data points, H features, C classes.
 """
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +19,29 @@ import torch
 from torch import Tensor, nn
 
 from featureflock.core.layer import ParticleLayer
-from featureflock.cpu_kernels.replace_convolutions import compile_options
+from featureflock.core.transport import check_members
+from featureflock.core.value_checks import readable
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
-from featureflock.ensemble.execution import BATCH_NORMS, Execution, ModuleState, check_same_architecture, execute
-from featureflock.ensemble.inference import can_compile, fold_batch_norm
-from featureflock.ensemble.inputs import NOTHING, MicroBatches, mask_for, takes_keywords, token_mask
+from featureflock.ensemble.execution import (
+    BATCH_NORMS,
+    Execution,
+    ModuleState,
+    check_same_architecture,
+    eval_mode,
+    execute,
+    stacked,
+)
+from featureflock.ensemble.inference import optimised
+from featureflock.ensemble.inputs import (
+    NOTHING,
+    MicroBatches,
+    check_inputs,
+    explained_errors,
+    mask_for,
+    nan_if,
+    takes_keywords,
+    token_mask,
+)
 from featureflock.ensemble.micro_batches import micro_batch_features
 from featureflock.ensemble.shared_execution import execute_shared, gather_rows, is_frozen, run_trunk, unmodified
 from featureflock.ensemble.sharing import SharedMembers
@@ -209,18 +226,21 @@ class Ensemble(TaskState):
             modules = {"trunk": self.trunk, "extractors": self.extractors}
             start = self.mesh.members.local_slice(len(self)).start
             return micro_batch_features(
-                modules, lambda s, part: _stack(self._local_features(s, part, kwargs), "features"), states, start, x
+                modules, lambda s, part: stacked(self._local_features(s, part, kwargs), "features"), states, start, x
             )
-        first = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
-        if isinstance(x, Mapping) and takes_keywords(first if self.trunk is None else self.trunk, x):
+        extractor = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
+        first = self.trunk if self.trunk is not None else extractor
+        if isinstance(x, Mapping) and takes_keywords(first, x):
             x, kwargs = NOTHING, {**x, **kwargs}
         # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.
         factor = self.mesh.members.size / len(self)
         if self.trunk is not None:
             # Behind a layer on the weights, trunks get the gradient of the mean loss, which is a mean over members.
-            x, kwargs = run_trunk(self.trunk, x, kwargs, factor if states is None else self.mesh.members.size), {}
+            with explained_errors("The trunk", x, kwargs):
+                x, kwargs = run_trunk(self.trunk, x, kwargs, factor if states is None else self.mesh.members.size), {}
         part = self.mesh.members.local_slice(len(self))
-        with self.mesh.member_rng(), unmodified(x if self.trunk is not None else None):
+        modified = unmodified(x if self.trunk is not None else None)
+        with self.mesh.member_rng(), modified, explained_errors("The extractor", x, kwargs):
             if isinstance(self.extractors, SharedMembers):
                 return execute_shared(self.extractors, part, factor, x, self.execution, kwargs)
             return execute(list(self.extractors)[part], states, [x] * (part.stop - part.start), self.execution, kwargs)
@@ -235,7 +255,7 @@ class Ensemble(TaskState):
 
     def _gather(self, outputs: Tensor | Sequence[Tensor], name: str) -> Tensor:
         """Stack the outputs of the members of all processes."""
-        return self.mesh.members.gather(_stack(outputs, name), len(self))
+        return self.mesh.members.gather(stacked(outputs, name), len(self))
 
     @property
     def execution(self) -> Execution:
@@ -252,6 +272,7 @@ class Ensemble(TaskState):
 
     def forward(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the outputs of each member, (n, B, …): for classification the logits (n, B, C)."""
+        refused = check_inputs(x, inputs)
         extractor_states, head_states = self._transported_weights()
         features = self._local_features(extractor_states, x, inputs)
         mask = token_mask(features[0], x, inputs)
@@ -262,24 +283,25 @@ class Ensemble(TaskState):
             if self.layer is not None and self.at == "features":
                 gathered = self._apply_layer("features", self._gather(features, "features"), mask)
                 features = self.mesh.members.local_rows(gathered)
-            kwargs = mask_for(self._local(self.head)[0], mask)
-            outputs = execute(self._local(self.head), head_states, features, self.execution, kwargs)
-            logits = self._gather(outputs, "logits")
-        return self._apply_layer("logits", logits, token_mask(logits[0], x, inputs))
+            logits = self._separate_heads(features, mask, head_states)
+        return nan_if(refused, self._apply_layer("logits", logits, token_mask(logits[0], x, inputs)))
 
     def features(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the features of each member, (n, B, …)."""
-        return self._gather(self._local_features(None, x, inputs), "features")
+        refused = check_inputs(x, inputs)
+        return nan_if(refused, self._gather(self._local_features(None, x, inputs), "features"))
 
     def logits(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (n, B, C) of features (n, B, …), by the head alone, without the particle layer."""
-        if features.ndim < 2 or len(features) != len(self):
-            got = f"got {tuple(features.shape)}; stack the members along the first dimension"
-            raise ValueError(f"Features must have shape ({len(self)}, examples, …), members first; {got}.")
+        if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(self):
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            expected = f"Features must have shape ({len(self)}, examples, …), members first"
+            raise ValueError(f"{expected}; got {got}; stack the members along the first dimension.")
+        if readable(features):
+            check_members(torch.isfinite(features), "features")
         if not isinstance(self.head, nn.ModuleList):
             return self._shared_head(features, mask)
-        here, heads = self.mesh.members.local_rows(features), self._local(self.head)
-        return self._gather(execute(heads, None, here, self.execution, mask_for(heads[0], mask)), "logits")
+        return self._separate_heads(self.mesh.members.local_rows(features), mask, None)
 
     def member_predictions(self, x: Any = NOTHING, /, **inputs: Any) -> Tensor:
         """Return the parameters of each member's predictive distribution, (n, B, …); in eval mode, without gradients.
@@ -287,7 +309,10 @@ class Ensemble(TaskState):
         For classification these are log-probabilities (n, B, C); for the other tasks see `tasks`.
         """
         with torch.no_grad(), eval_mode(self):
-            return self.task.member_predictions(self(x, **inputs), self.log_variance)
+            members = self.task.member_predictions(self(x, **inputs), self.log_variance)
+        if readable(members):
+            check_members(~self.task.undefined(members), "predictions")
+        return members
 
     def predict(self, x: Any = NOTHING, /, **inputs: Any) -> Any:
         """Return the prediction of the task, averaged over members and calibrated; in eval mode.
@@ -308,23 +333,10 @@ class Ensemble(TaskState):
         Members in one network stay in one network, with its memory, and their BatchNorm is not folded.
 
         Args:
-            compile: use torch.compile, at the first call for each shape of x (seconds); None for where it is available.
+            compile: use torch.compile, at the first call for each shape of x (seconds). None for CPUs and CUDA GPUs,
+                with a warning where the compiler does not work; True raises ValueError there.
         """
-        with self.detached_from_mesh():
-            ens = copy.deepcopy(self).eval().requires_grad_(False)
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        heads = [fold_batch_norm(head) for head in ens.head] if isinstance(ens.head, nn.ModuleList) else None
-        in_one = isinstance(ens.extractors, SharedMembers)
-        extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
-        trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
-        fast = Ensemble(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
-        fast.copy_task(ens)
-        fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if can_compile(device) if compile is None else compile:
-            options = compile_options()
-            for module in fast.compiled_modules():
-                module.compile(options=options)
-        return fast.eval()
+        return optimised(self, compile)
 
     def compiled_modules(self) -> list[nn.Module]:
         """The modules that torch.compile is applied to: the trunk, and each extractor or the network of all members."""
@@ -333,7 +345,6 @@ class Ensemble(TaskState):
 
     def uncertainty(self, x: Any = NOTHING, /, **inputs: Any) -> Uncertainty:
         """Return the total, aleatoric and epistemic uncertainty of each prediction; in eval mode.
-
 
         Entropies in nats for classes and labels, without the temperature, which applies to the averaged prediction and
         not to the members. Variances for regression.
@@ -349,10 +360,20 @@ class Ensemble(TaskState):
     def _shared_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
         joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
         kwargs = mask_for(self.head, mask)
-        if joint or self.execution == "vectorised":
-            kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
-            return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
-        return _stack(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
+        with explained_errors("The head", features[0], kwargs):
+            if joint or self.execution == "vectorised":
+                kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
+                return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
+            return stacked(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
+
+    def _separate_heads(
+        self, features: Tensor | list[Tensor], mask: Tensor | None, states: list[ModuleState] | None
+    ) -> Tensor:
+        heads = self._local(self.head)
+        kwargs = mask_for(heads[0], mask)
+        with explained_errors("The head", features[0], kwargs):
+            logits = execute(heads, states, features, self.execution, kwargs)
+        return self._gather(logits, "logits")
 
     def _transported_weights(self) -> tuple[list[ModuleState] | None, list[ModuleState] | None]:
         """Return the weights of extractors and heads after a layer on weights, or None if there is no such layer."""
@@ -365,25 +386,3 @@ class Ensemble(TaskState):
 
 class RemoteMember(nn.Module):
     """Placeholder for a member that another process has."""
-
-
-def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
-    if isinstance(parts, Tensor):
-        return parts
-    for i, part in enumerate(parts):
-        if part.shape != parts[0].shape:
-            shapes = f"member 0 gives {tuple(parts[0].shape)}, member {i} {tuple(part.shape)}"
-            raise ValueError(f"The members' {name} must have the same shape; {shapes}.")
-    return torch.stack(list(parts))
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch to eval mode temporarily; afterwards each submodule has its previous mode."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode

@@ -1,7 +1,8 @@
 """Execution modes of n modules with the same results: sequential, vectorised, low memory."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -198,3 +199,26 @@ def _vectorised(
 
 def _stacked(states: Sequence[ModuleState]) -> ModuleState:
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def stacked(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
+    """Outputs of members as one tensor (n, …); ValueError if their shapes differ."""
+    if isinstance(parts, Tensor):
+        return parts
+    for i, part in enumerate(parts):
+        if part.shape != parts[0].shape:
+            shapes = f"member 0 gives {tuple(parts[0].shape)}, member {i} {tuple(part.shape)}"
+            raise ValueError(f"The members' {name} must have the same shape; {shapes}.")
+    return torch.stack(list(parts))
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Switch to eval mode temporarily; afterwards each submodule has its previous mode."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode

@@ -1,4 +1,4 @@
-"""Optimise modules for inference: fold BatchNorm into convolutions, then compile.
+"""Optimise ensembles for inference: fold BatchNorm into convolutions, then compile.
 
 In eval mode, BatchNorm is the affine map y = γ (z − μ)/σ + β. If z is the output of a convolution (w, b), then y is the
 output of another convolution:
@@ -6,15 +6,46 @@ output of another convolution:
     w' = (γ/σ) w,        b' = β + (γ/σ) (b − μ)
 """
 
-import os
-import shutil
+import copy
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from featureflock.cpu_kernels.compiler import compiler_problem
+from featureflock.cpu_kernels.replace_convolutions import compile_options
+from featureflock.ensemble.compilation import compile_modules, warn
+from featureflock.ensemble.sharing import SharedMembers
+
+if TYPE_CHECKING:
+    from featureflock.ensemble.ensemble import Ensemble
+
 _NORMS = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
+
+
+def optimised(ens: "Ensemble", compile: bool | None) -> "Ensemble":
+    """A copy of an ensemble for prediction; see `Ensemble.for_inference`."""
+    with ens.detached_from_mesh():
+        ens = copy.deepcopy(ens).eval().requires_grad_(False)
+    device = next((p.device for p in ens.parameters()), torch.device("cpu"))
+    heads = [fold_batch_norm(head) for head in ens.head] if isinstance(ens.head, nn.ModuleList) else None
+    in_one = isinstance(ens.extractors, SharedMembers)
+    extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
+    trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
+    fast = type(ens)(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
+    fast.copy_task(ens)
+    fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    available = device.type in ("cpu", "cuda")
+    problem = compiler_problem(device.type) if available and compile is not False else None
+    if problem is not None and compile:
+        raise ValueError(f"The ensemble cannot be compiled, because {problem}; use compile=False.")
+    if problem is not None:
+        warn(f"Computing without compilation, because {problem}.")
+    elif available if compile is None else compile:
+        compile_modules(fast.compiled_modules(), options=compile_options(), required=bool(compile))
+    return fast.eval()
 
 
 def fold_batch_norm(module: nn.Module) -> nn.Module:
@@ -45,9 +76,3 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
-
-
-def can_compile(device: torch.device) -> bool:
-    """Return whether torch.compile can be used: with CUDA, or with a C++ compiler on a CPU."""
-    has_compiler = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
-    return device.type == "cuda" or (device.type == "cpu" and has_compiler)

@@ -67,7 +67,7 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     programs do not have them.
     """
     if not isinstance(ens, Ensemble):
-        raise TypeError(f"save takes an Ensemble; got {type(ens).__name__}.")
+        raise ValueError(f"save takes an Ensemble; got {type(ens).__name__}.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder to save the ensemble in.")

@@ -263,7 +263,7 @@ def _sizes(m: nn.Module) -> tuple[int, int]:
 
 def _check_network(function: str, module: Any, n: Any) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{function} takes a module; got {type(module).__name__}.")
+        raise ValueError(f"{function} takes a module; got {type(module).__name__}.")
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ValueError(f"{function} needs at least one member; got n={n!r}.")
     if any(isinstance(m, SharedMembers | MemberLayer) for m in module.modules()):

@@ -33,7 +33,7 @@ class TaskState(nn.Module):
     def set_task(self, task: Task) -> None:
         """Replace the task. Its learnt variance, if any, and its calibration start from their initial values."""
         if not isinstance(task, Task):
-            raise TypeError(f"task must be a Task, such as tasks.Classification(); got {type(task).__name__}.")
+            raise ValueError(f"task must be a Task, such as tasks.Classification(); got {type(task).__name__}.")
         like = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(()))
         members = len(self.head) if isinstance(self.head, nn.ModuleList) else None
         for name in _CALIBRATIONS:

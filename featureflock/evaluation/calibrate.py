@@ -29,7 +29,7 @@ def calibrate(ens: Ensemble, loader: Iterable[tuple[Any, Tensor] | Mapping[str, 
             overconfident on their training data.
     """
     if not isinstance(ens, Ensemble):
-        raise TypeError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
+        raise ValueError(f"calibrate takes an Ensemble; got {type(ens).__name__}.")
     device = next((p.device for p in ens.parameters()), torch.device("cpu"))
     parts = []
     for batch in loader:

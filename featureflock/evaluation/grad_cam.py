@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from featureflock.ensemble.ensemble import Ensemble, eval_mode
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.execution import eval_mode
 from featureflock.evaluation.checks import INTEGERS
 
 Block = Callable[[nn.Module], nn.Module]

@@ -63,7 +63,7 @@ class Predictor:
     def _loaded(self) -> tuple[Ensemble, ResolvedCompute]:
         ens = self._load()
         compute = resolve_compute(self._config, self.run.recipe["precision"], ens, lambda: 0.0)
-        return compute.prepare(ens).eval(), compute
+        return compute.prepare(ens, compile_required=self._config.compile == "on").eval(), compute
 
     @property
     def ensemble(self) -> Ensemble:

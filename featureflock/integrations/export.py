@@ -52,12 +52,12 @@ def export(
         preprocess: a function of the input, or a module, that becomes a part of the file, such as a normalisation.
     """
     if not isinstance(ens, Ensemble):
-        raise TypeError(f"export takes an Ensemble; got {type(ens).__name__}. Use Ensemble.from_models for networks.")
+        raise ValueError(f"export takes an Ensemble; got {type(ens).__name__}. Use Ensemble.from_models for networks.")
     path = Path(path)
     check_export_path(path)
     to_onnx = path.suffix.lower() == ".onnx"
     if not isinstance(example, Tensor):
-        raise TypeError(f"export needs an example batch as one tensor; got {type(example).__name__}.")
+        raise ValueError(f"export needs an example batch as one tensor; got {type(example).__name__}.")
     if example.ndim == 0 or len(example) == 0:
         raise ValueError(f"The example must be a batch (B, …) of at least one input; got shape {tuple(example.shape)}.")
     if ens.mesh.world.size > 1:

@@ -25,7 +25,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from featureflock.ensemble.ensemble import Ensemble, eval_mode
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.execution import eval_mode
 from featureflock.integrations.tensor_training import TensorTraining, fit, held_out_rows
 from featureflock.methods import FeatureWGD, Method
 from featureflock.models import MLP, linear_head

@@ -72,7 +72,10 @@ def fit(ens: Ensemble, x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor], se
             history.loss.append(_epoch(ens, x, y, order.split(settings.batch), method, optimisers, epoch))
             if not len(held_out[0]):
                 continue
-            nll = float(ens.task.nll(ens.member_predictions(held_out[0]), held_out[1]).mean())
+            try:
+                nll = float(ens.task.nll(ens.member_predictions(held_out[0]), held_out[1]).mean())
+            except NonFiniteError as error:
+                raise _divergence(epoch) from error
             if not math.isfinite(nll):
                 raise _divergence(epoch)
             history.validation_nll.append(nll)

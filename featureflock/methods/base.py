@@ -121,12 +121,18 @@ class Method:
 
     def check_task(self, task: Task, y: Tensor | None = None) -> None:
         """Raise ValueError if the method is not defined for this task, or for targets y of it."""
-        if self.needs_classes and (task.kind != Classification.kind or (y is not None and y.ndim > 1)):
-            what = task.name if task.kind != Classification.kind else f"targets of shape {tuple(y.shape)}"  # type: ignore[union-attr]
-            raise ValueError(
-                f"{self.title} is defined for one class per example only, not for {what}; use feature-WGD or Deep "
-                "Ensembles."
-            )
+        if y is not None:
+            task.check_targets(y)
+        if not self.needs_classes:
+            return
+        what = None if task.kind == Classification.kind else task.name
+        if y is not None and y.ndim > 1:
+            what = what or f"targets of shape {tuple(y.shape)}"
+        if isinstance(task, Classification) and task.ignore_index is not None:
+            what = "targets that are ignored"
+        if what is not None:
+            advice = "use feature-WGD or Deep Ensembles"
+            raise ValueError(f"{self.title} is defined for one class per example only, not for {what}; {advice}.")
 
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         """Combine new extractors and heads into an ensemble for a data set of `train_size` points.
@@ -143,6 +149,7 @@ class Method:
         like any other (core/layer.py).
         """
         layer, task = ens.layer, ens.task
+        task.check_targets(y)
         particles = isinstance(layer, ParticleLayer)
         with layer.loss_scale(task.count(y)) if particles else nullcontext(lambda loss: loss) as scalable:  # type: ignore[operator, union-attr]
             outputs = ens(x)

@@ -23,5 +23,6 @@ class DeepEnsembles(Method):
     title = "Deep Ensembles"
 
     def loss(self, ens: Ensemble, x: Tensor, y: Tensor) -> LossOutput:
+        ens.task.check_targets(y)
         outputs = ens(x)
         return LossOutput(ens.task.losses(outputs, y, ens.log_variance).sum(), outputs)

@@ -103,13 +103,15 @@ class DICE(Method):
         gaussian = ens.features(x)
         z = layer(gaussian)
         logits = ens.logits(z)
+        cross_entropy = ens.task.losses(logits, y).sum()  # refuses labels that are no class
+        y = ens.task.targets(logits, y)
         z = z[..., : layer.features]
         if layer.training and torch.is_grad_enabled():
             layer.seen += len(y)
         frozen = {name: p.detach() for name, p in layer.discriminators.named_parameters()}
         estimate = discriminate(lambda *inputs: functional_call(layer.discriminators, frozen, inputs), z, y)
         terms = Terms(
-            ens.task.losses(logits, y).sum(),
+            cross_entropy,
             layer.divergence(gaussian, y).mean(1).sum() / beta,
             delta / max(1, len(ens) - 1) * estimate.information(self.tau).clamp_min(0).sum(),
             discriminate(layer.discriminators, z.detach(), y).discrimination().sum(),

@@ -100,16 +100,35 @@ class Task(ABC):
         return y.numel()
 
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Targets in the shape and type that the outputs (n, B, …) need; ValueError if they cannot belong to them."""
+        """Targets in the shape and type that the outputs (n, B, …) need; ValueError if they cannot belong to them.
+
+        Values are not read from a GPU (core/value_checks.py): there, losses of targets that cannot be right are NaN.
+        """
         self.check_outputs(outputs)
-        if not isinstance(y, Tensor):
-            raise ValueError(f"{self.name} needs targets as a tensor; got {type(y).__name__}. Use torch.as_tensor.")
-        if y.ndim == 0 or len(y) != outputs.shape[1]:
+        self.check_targets(y)
+        if len(y) != outputs.shape[1]:
             got = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}"
-            swapped = y.ndim > 0 and len(y) == len(outputs)
+            swapped = len(y) == len(outputs)
             advice = "; stack the members along the first dimension, torch.stack(members, 0)" if swapped else ""
             raise ValueError(f"Outputs must have shape (members, examples, …); got {got}{advice}.")
+        if y.device != outputs.device:
+            raise ValueError(f"Outputs are on {outputs.device} and targets on {y.device}; move one to the other.")
         return self._targets(outputs, y)
+
+    def check_targets(self, y: Tensor) -> None:
+        """Raise ValueError if y cannot be targets of the task. Only shapes and types are read."""
+        if not isinstance(y, Tensor):
+            raise ValueError(f"{self.name} needs targets as a tensor; got {type(y).__name__}. Use torch.as_tensor.")
+        if y.ndim == 0 or y.numel() == 0:
+            raise ValueError(f"{self.name} needs targets (examples, …) of at least one; got shape {tuple(y.shape)}.")
+        self._check_target_type(y)
+
+    @abstractmethod
+    def _check_target_type(self, y: Tensor) -> None: ...
+
+    def undefined(self, members: Tensor) -> Tensor:
+        """Where the members' predictions are no distribution; log-probabilities and logits may be infinite."""
+        return members.isnan()
 
     @abstractmethod
     def check_outputs(self, outputs: Tensor) -> None:
@@ -165,11 +184,6 @@ def minimise(function: Callable[[float], float], low: float, high: float) -> flo
             a, inner, at = inner[0], [inner[1], inner[0] + _GOLDEN * (b - inner[0])], [at[1], math.nan]
             at[1] = function(math.exp(inner[1]))
     return math.exp((a + b) / 2)
-
-
-def readable(x: Tensor) -> bool:
-    """Whether values can be checked without delay: not on a GPU, where reading blocks, nor under torch.compile."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def high_precision(x: Tensor) -> Tensor:

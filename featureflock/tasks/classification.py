@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision, readable
+from featureflock.core.value_checks import readable, refuse_later
+from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -43,13 +44,15 @@ class Classification(Task):
             )
 
     def losses(self, outputs: Tensor, y: Tensor, log_variance: Tensor | None = None) -> Tensor:
-        y = self.targets(outputs, y)
-        return torch.stack([self._cross_entropy(each, y) for each in self._classes_second(outputs)])
+        y, wrong = self.targets(outputs, y), self._wrong(outputs, y)
+        losses = torch.stack([self._cross_entropy(each, y) for each in self._classes_second(outputs)])
+        return losses if wrong is None else torch.where(wrong.any(), math.nan, losses)
 
     def loss(self, outputs: Tensor, y: Tensor, log_variance: Tensor | None = None) -> Tensor:
-        y = self.targets(outputs, y)
+        y, wrong = self.targets(outputs, y), self._wrong(outputs, y)
         rows = self._classes_second(outputs).flatten(0, 1)
-        return self._cross_entropy(rows, y.repeat(len(outputs), *(1,) * (y.ndim - 1)))
+        loss = self._cross_entropy(rows, y.repeat(len(outputs), *(1,) * (y.ndim - 1)))
+        return loss if wrong is None else torch.where(wrong.any(), math.nan, loss)
 
     def member_predictions(self, outputs: Tensor, log_variance: Tensor | None = None) -> Tensor:
         """Log-probabilities, (n, B, C, …)."""
@@ -73,14 +76,16 @@ class Classification(Task):
         return Uncertainty(*(part.to(members.dtype) for part in parts))
 
     def nll(self, members: Tensor, y: Tensor) -> Tensor:
-        y = self.targets(members, y)
+        y, wrong = self.targets(members, y), self._wrong(members, y)
         log_p = self._classes_second(members).logsumexp(0) - math.log(len(members))
         ignored = -100 if self.ignore_index is None else self.ignore_index
-        return F.nll_loss(log_p, y, ignore_index=ignored, reduction="none")
+        nll = F.nll_loss(log_p, y, ignore_index=ignored, reduction="none")
+        return nll if wrong is None else torch.where(wrong, math.nan, nll)
 
     def score_terms(self, members: Tensor, y: Tensor) -> Tensor:
-        y = self.targets(members, y)
-        return (self._classes_second(members).logsumexp(0).argmax(1) == y).to(members.dtype)
+        y, wrong = self.targets(members, y), self._wrong(members, y)
+        terms = (self._classes_second(members).logsumexp(0).argmax(1) == y).to(members.dtype)
+        return terms if wrong is None else torch.where(wrong, math.nan, terms)
 
     def count(self, y: Tensor) -> int | Tensor:
         return y.numel() if self.ignore_index is None else (y != self.ignore_index).sum().clamp_min(1)
@@ -97,24 +102,39 @@ class Classification(Task):
                 f"Classification needs at least two classes, but there is one output per example; {advice}."
             )
 
-    def _targets(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def _check_target_type(self, y: Tensor) -> None:
         if y.dtype not in _INTEGERS:
             advice = (
                 "convert class indices with y.long(); use tasks.Regression() for numbers, tasks.MultiLabel() for sets"
             )
             raise ValueError(f"Classification needs integer class indices as targets, got {y.dtype}; {advice}.")
+
+    def _targets(self, outputs: Tensor, y: Tensor) -> Tensor:
         shape, dim = list(outputs.shape[1:]), self._dim(outputs) - 1
         classes = shape.pop(dim)
         if list(y.shape) != shape:
             got = f"targets {tuple(y.shape)} for outputs {tuple(outputs.shape[1:])}"
             other = "; if classes are the last dimension, use Classification(dim=-1)" * (outputs.ndim > 3)
             raise ValueError(f"Classification(dim={self.dim}) needs targets of shape {tuple(shape)}; got {got}{other}.")
-        if readable(y):
-            labels = y if self.ignore_index is None else y[y != self.ignore_index]
-            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-                wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
-                raise ValueError(f"Class indices must be 0 to {classes - 1} for {classes} outputs; got {wrong}.")
+        valid = f"Class indices must be 0 to {classes - 1} for {classes} outputs"
+        wrong = self._wrong(outputs, y)
+        if wrong is not None:  # 0 is an index too; the loss is NaN
+            refuse_later(wrong.any(), f"{valid}.")
+            return y.long().masked_fill(wrong, 0)
+        labels = y if self.ignore_index is None else y[y != self.ignore_index]
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            first = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
+            ignored = "; use Classification(ignore_index=-100) to leave out such targets" if first == -100 else ""
+            raise ValueError(f"{valid}; got {first}{ignored}.")
         return y.long()
+
+    def _wrong(self, outputs: Tensor, y: Tensor) -> Tensor | None:
+        """Targets that are no class, where values cannot be read; None where `targets` has refused them."""
+        if readable(y):
+            return None
+        y = y.long()
+        wrong = (y < 0) | (y >= outputs.shape[self._dim(outputs)])
+        return wrong if self.ignore_index is None else wrong & (y != self.ignore_index)
 
     def _dim(self, outputs: Tensor) -> int:
         """Class dimension of outputs with members."""

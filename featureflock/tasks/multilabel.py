@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision, readable
+from featureflock.core.value_checks import readable, refuse_later
+from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision
 
 
 @TASKS.register("multi-label")
@@ -58,10 +59,14 @@ class MultiLabel(Task):
 
     def score_terms(self, members: Tensor, y: Tensor) -> Tensor:
         y = self.targets(members, y)
-        return ((mean_logit(members) > 0) == (y > 0.5)).to(members.dtype)
+        return torch.where(y.isnan(), math.nan, ((mean_logit(members) > 0) == (y > 0.5)).to(members.dtype))
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_float_outputs(outputs, self, 3, "(members, examples, labels)")
+
+    def _check_target_type(self, y: Tensor) -> None:
+        if y.is_complex():
+            raise ValueError(f"MultiLabel needs targets of 0 and 1; got {y.dtype}.")
 
     def _targets(self, outputs: Tensor, y: Tensor) -> Tensor:
         shape = tuple(outputs.shape[1:])
@@ -70,9 +75,15 @@ class MultiLabel(Task):
             advice = "class indices belong to tasks.Classification(); " if indices else ""
             what = f"MultiLabel needs a 0 or 1 for each label, targets of shape {shape}"
             raise ValueError(f"{what}; got {tuple(y.shape)}: {advice}F.one_hot converts indices.")
-        if readable(y) and y.numel() and not 0 <= float(y.min()) <= float(y.max()) <= 1:
-            raise ValueError("MultiLabel needs targets of 0 and 1, one for each label; some are outside of [0, 1].")
-        return y if y.is_floating_point() else y.float()
+        message = "MultiLabel needs targets of 0 and 1, one for each label; some are outside of [0, 1]."
+        if readable(y):
+            if not 0 <= float(y.min()) <= float(y.max()) <= 1:
+                raise ValueError(message)
+            return y if y.is_floating_point() else y.float()
+        y = y if y.is_floating_point() else y.float()
+        valid = (y >= 0) & (y <= 1)
+        refuse_later(~valid.all(), message)
+        return torch.where(valid, y, math.nan)
 
 
 def mean_logit(z: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from featureflock.core.value_checks import readable, refuse_later
 from featureflock.tasks import gaussian_mixtures
-from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision, readable
+from featureflock.tasks.base import TASKS, Task, Uncertainty, check_float_outputs, high_precision
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -91,16 +92,28 @@ class GaussianTask(Task):
 
     def _like(self, mean: Tensor, y: Tensor) -> Tensor:
         """Targets in the shape and type of one member's mean (n, B, …)."""
+        self.check_targets(y)
         shape = tuple(mean.shape[1:])
         if tuple(y.shape) != shape:
             if {tuple(y.shape), shape} != {(len(y),), (len(y), 1)}:
                 raise ValueError(f"{self.name} needs targets of shape {shape}, as its means; got {tuple(y.shape)}.")
             y = y.reshape(shape)
+        message = f"{self.name} needs finite targets; some are NaN or infinite. Remove those examples."
+        y = y.to(mean.dtype)
+        if not readable(y):
+            finite = torch.isfinite(y)
+            refuse_later(~finite.all(), message)
+            return torch.where(finite, y, math.nan)
+        if not torch.isfinite(y).all():
+            raise ValueError(message)
+        return y
+
+    def _check_target_type(self, y: Tensor) -> None:
         if y.is_complex() or y.dtype == torch.bool:
             raise ValueError(f"{self.name} needs targets that are real numbers; got {y.dtype}.")
-        if readable(y) and not torch.isfinite(y).all():
-            raise ValueError(f"{self.name} needs finite targets; some are NaN or infinite. Remove those examples.")
-        return y.to(mean.dtype)
+
+    def undefined(self, members: Tensor) -> Tensor:
+        return ~torch.isfinite(members)
 
     def _standardised_nll(self, mean: Tensor, log_variance: Tensor, y: Tensor) -> Tensor:
         """½ [log σ² + r²/σ² + log 2π] of each member and standardised target, (n, B, …)."""

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Examples, Splits, Stream, permutation
-from featureflock.ensemble.ensemble import Ensemble, eval_mode
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.execution import eval_mode
 from featureflock.ensemble.saving import load
 from featureflock.tasks import Task
 from featureflock.training.recipe import Recipe, UnregisteredComponentError

@@ -14,12 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from featureflock.cpu_kernels.compiler import compiler_problem
 from featureflock.cpu_kernels.replace_convolutions import compile_options
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.distributed.mesh import MeshShape
+from featureflock.ensemble.compilation import Report, compile_modules, warn
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
-from featureflock.ensemble.inference import can_compile
 from featureflock.training.recipe import Precision
 
 Switch = Literal["auto", "on", "off"]
@@ -37,8 +38,8 @@ class ComputeConfig:
     channels_last: Switch = "auto"
     """Store images in the channels_last memory format; auto: if the network has convolutions."""
     compile: Switch = "auto"
-    """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time, and not
-    for bfloat16 on a CPU."""
+    """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time, not for
+    bfloat16 on a CPU, and not where the compiler does not work."""
     execution: Execution = "sequential"
     """Compute members one after another, all in one vectorised call, or with one member's activations at a time."""
     mesh: MeshShape = MeshShape()
@@ -71,16 +72,21 @@ class ResolvedCompute:
         parts += [self.execution.replace("_", " ")] * (self.execution != "sequential")
         return ", ".join(parts + [f"{self.threads} thread{'s' * (self.threads > 1)}"] * (self.device == "cpu"))
 
-    def prepare(self, ens: Ensemble) -> Ensemble:
-        """Move an ensemble to the device and memory format, and compile its members."""
+    def prepare(self, ens: Ensemble, *, compile_required: bool = False, report: Report = warn) -> Ensemble:
+        """Move an ensemble to the device and memory format, and compile its members.
+
+        If they cannot be compiled, they are computed without, and `report` is called; with `compile_required`, the
+        first computation raises ValueError.
+        """
         ens.to(self.device)
         if self.channels_last:
             ens.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         ens.execution = self.execution
         if self.compile:
             options = compile_options() if self.device == "cpu" and self.channels_last else {}
-            for module in ens.compiled_modules():  # members have the same code, so all use the graph of the first
-                module.compile(dynamic=False, options=options)
+            compile_modules(
+                ens.compiled_modules(), options=options, dynamic=False, required=compile_required, report=report
+            )
         return ens
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -113,9 +119,16 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_compute(
-    compute: ComputeConfig, precision: Precision, ens: Ensemble, flops: Callable[[], float]
+    compute: ComputeConfig,
+    precision: Precision,
+    ens: Ensemble,
+    flops: Callable[[], float],
+    report: Report = warn,
 ) -> ResolvedCompute:
-    """Resolve every `auto`. `flops` returns the approximate FLOPs of the run, if the choice depends on it."""
+    """Resolve every `auto`. `flops` returns the approximate FLOPs of the run, if the choice depends on it.
+
+    `report` is called with a sentence if a run would be compiled but the compiler does not work.
+    """
     device = resolve_device(compute.device)
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
@@ -124,12 +137,16 @@ def resolve_compute(
         channels_last = any(isinstance(m, torch.nn.Conv2d) for m in ens.modules())
     if compute.compile == "on" and compute.execution != "sequential":
         raise ValueError(f"--compile on does not work with --execution {compute.execution}; leave one of them out.")
-    if compute.compile == "on" and device.type == "cpu" and not can_compile(device):
-        raise ValueError("--compile on needs a C++ compiler (g++ or clang++), which was not found; leave it out.")
     compile = compute.compile == "on"
     unsafe = device.type == "cpu" and precision == "bfloat16"  # compiled, its losses may be non-finite
-    if compute.compile == "auto" and compute.execution == "sequential" and not unsafe and can_compile(device):
-        compile = flops() > _COMPILE_FLOPS.get(device.type, math.inf)
+    if compute.compile == "auto" and compute.execution == "sequential" and not unsafe:
+        compile = device.type in _COMPILE_FLOPS and flops() > _COMPILE_FLOPS[device.type]
+    problem = compiler_problem(device.type) if compile and device.type in ("cpu", "cuda") else None
+    if problem is not None and compute.compile == "on":
+        raise ValueError(f"--compile on does not work here, because {problem}; leave it out.")
+    if problem is not None:
+        compile = False
+        report(f"Computing without compilation, because {problem}.")
     threads = torch.get_num_threads()
     return ResolvedCompute(str(device), precision, channels_last, compile, compute.execution, threads)
 

@@ -87,14 +87,23 @@ def _train(
     check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
     ens = build(recipe, splits)
     parameters = sum(p.numel() for p in ens.parameters())
-    resolved = resolve_compute(compute, recipe.precision, ens, lambda: training_flops(recipe, ens, splits.train))
+    notes = list[str]()
+    flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
+    resolved = resolve_compute(compute, recipe.precision, ens, flops, notes.append)
     environment = provenance()
     platform = {**asdict(resolved), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:
         platform["mesh"] = str(mesh)
     data = mesh.on_rank_zero(splits.digests)
     identity = {"recipe": recipe_json, "data": data.pop("train"), "test_data": data, "compute": platform}
-    state = initial_state(recipe, resolved.prepare(ens.shard(mesh)))
+
+    def without_compilation(text: str) -> None:
+        reporter.log(text)
+        platform["compile"] = False
+
+    required = compute.compile == "on"
+    resolved.prepare(ens.shard(mesh), compile_required=required, report=without_compilation)
+    state = initial_state(recipe, ens)
     with ExitStack() as stack:
         mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
         result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have finished it
@@ -106,7 +115,7 @@ def _train(
         if resume and state.step == 0:
             messages.append("There is no checkpoint yet; starting from the beginning.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
-        for text in (*messages, f"Computing on{processes} {resolved}."):
+        for text in (*messages, *notes, f"Computing on{processes} {resolved}."):
             reporter.log(text)
         started = {**environment, "compute": platform, "from_step": state.step}
         mesh.on_rank_zero(lambda: run.begin(recipe_json, InputFormat.of(splits).to_json(), started, state.epoch))

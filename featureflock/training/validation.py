@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from featureflock.data import Batch, Examples
-from featureflock.ensemble.ensemble import Ensemble, eval_mode
+from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.execution import eval_mode
 from featureflock.tasks import Task
 from featureflock.training.compute import ResolvedCompute
 

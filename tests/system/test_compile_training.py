@@ -32,5 +32,7 @@ def test_one_compiled_graph_serves_all_members(tmp_path):
     recipe = replace(SHORT, model=MLPConfig((16, 8)), epochs=1)
     result = train(recipe, tmp_path / "a", compute=ComputeConfig(compile="on"))
     assert counters["stats"]["unique_graphs"] == 2  # one to train, one to measure; none for each member
+    train(recipe, tmp_path / "again", compute=ComputeConfig(compile="on"))
+    assert counters["stats"]["unique_graphs"] == 2  # another run uses them too
     plain = train(recipe, tmp_path / "b", compute=ComputeConfig(compile="off"))
     assert result["train"]["cross_entropy"] == pytest.approx(plain["train"]["cross_entropy"], rel=1e-4)

@@ -65,7 +65,7 @@ class CustomData(DataSet):
             return TensorExamples(x, y, normalisation=normalisation, padding=padding, flip=flip, task=self.task)
         if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             return from_dataset(data, workers=self.workers, task=self.task)
-        raise TypeError(f"Give a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}.")
+        raise ValueError(f"Give a pair (inputs, labels), a torch Dataset or Examples; got {type(data).__name__}.")
 
     def _check_augmentation(self) -> None:
         if self.task.kind == Classification.kind and torch.as_tensor(self.train[1]).ndim > 1:

@@ -339,7 +339,7 @@ def test_invalid_hyper_parameters_raise(make):
 
 
 def test_takes_tensors_only():
-    with pytest.raises(TypeError, match="two tensors; got ndarray"):
+    with pytest.raises(ValueError, match="two tensors; got ndarray"):
         ff.transport(np.zeros((2, 3)), np.zeros((2, 3)), prior=ff.Uniform())
 
 

@@ -435,7 +435,7 @@ def test_concurrent_saves(tmp_path):
 
 
 def test_ensembles_that_cannot_be_saved_raise(tmp_path):
-    with pytest.raises(TypeError, match="takes an Ensemble; got Linear"):
+    with pytest.raises(ValueError, match="takes an Ensemble; got Linear"):
         ff.save(nn.Linear(2, 3), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):

@@ -306,7 +306,7 @@ def test_lora_refuses_what_it_cannot_change():
 def test_wrong_arguments_are_refused(function):
     with pytest.raises(ValueError, match="at least one member"):
         function(nn.Linear(2, 2), 0)
-    with pytest.raises(TypeError, match="takes a module"):
+    with pytest.raises(ValueError, match="takes a module"):
         function([nn.Linear(2, 2)], 2)
     with pytest.raises(ValueError, match="converted already"):
         function(ff.rank_one(nn.Linear(2, 2), 2), 2)

@@ -289,7 +289,7 @@ def test_keyword_inputs_reach_the_trunk_and_the_mask_reaches_layer_and_head(exec
     FeatureWGD().loss(ens, batch, y).loss.backward()
     assert trunk.embedding.weight.grad is not None
     ff.calibrate(ens, [(batch, y)])
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="The trunk cannot compute input_ids: a int64 tensor of shape"):
         ens(input_ids=ids)
 
 

@@ -111,7 +111,7 @@ def test_nested_inputs_are_supported_and_empty_batches_skipped(batches):
     assert ff.calibrate(ens, [*pairs, empty]) == ff.calibrate(ens, pairs)
     with pytest.raises(ValueError, match="gave no batch"):
         ff.calibrate(ens, [empty])
-    with pytest.raises(TypeError, match="calibrate takes an Ensemble; got Linear"):
+    with pytest.raises(ValueError, match="calibrate takes an Ensemble; got Linear"):
         ff.calibrate(nn.Linear(2, 2), pairs)
 
 
@@ -131,7 +131,7 @@ def test_invalid_data_are_refused_and_the_temperature_is_unchanged(ens, batches)
         ([(x[0], y[0])], r"batches \(inputs, targets\)"),
         ([(x, y + 4)], "must be 0 to 3"),
         ([(x, y[:5])], "Outputs must have shape"),
-        ([(x * math.nan, y)], "not finite"),
+        ([(x * math.nan, y)], "inputs contain NaN"),
     ):
         with pytest.raises(ValueError, match=message):
             ff.calibrate(ens, loader)

@@ -191,7 +191,7 @@ def test_each_task_has_its_own_calibration():
     assert "temperature" not in ens.state_dict()
     with pytest.raises(ValueError, match="Regression has no temperature; set its variance_scale"):
         ens.temperature = 2.0
-    with pytest.raises(TypeError, match="task must be a Task"):
+    with pytest.raises(ValueError, match="task must be a Task"):
         make("regression", 1)
 
 

@@ -43,10 +43,23 @@ def test_no_suggestion_where_the_user_has_decided(monkeypatch):
     ],
 )
 def test_long_runs_are_compiled_but_not_in_bfloat16_on_a_cpu(monkeypatch, device, precision, compile, compiled):
-    monkeypatch.setattr("featureflock.training.compute.can_compile", lambda device: True)
+    monkeypatch.setattr("featureflock.training.compute.compiler_problem", lambda device: None)
     monkeypatch.setattr("featureflock.training.compute.resolve_device", torch.device)  # which refuses meta
     monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9, "meta": 1e9})
     ens = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer())
     config = ComputeConfig(device=device, compile=compile)
     assert resolve_compute(config, precision, ens, lambda: 1e10).compile is compiled
     assert resolve_compute(config, precision, ens, lambda: 1e8).compile is (compile == "on")
+
+
+def test_a_compiler_that_does_not_work_is_reported_or_refused(monkeypatch):
+    monkeypatch.setattr("featureflock.training.compute.compiler_problem", lambda device: "g++ did not finish")
+    monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9})
+    ens, notes = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer()), []
+    assert not resolve_compute(ComputeConfig(), "float32", ens, lambda: 1e10, notes.append).compile
+    assert notes == ["Computing without compilation, because g++ did not finish."]
+    assert not resolve_compute(ComputeConfig(), "float32", ens, lambda: 1e8, notes.append).compile
+    assert len(notes) == 1  # a short run would not be compiled anyway
+    message = "--compile on does not work here, because g\\+\\+ did not finish; leave it out"
+    with pytest.raises(ValueError, match=message):
+        resolve_compute(ComputeConfig(compile="on"), "float32", ens, lambda: 1e8)

@@ -142,5 +142,5 @@ def test_unsupported_custom_data_is_refused():
         CustomData(Endless(), (torch.zeros(5, 2), y)).load()
     with pytest.raises(ValueError, match="use the transforms of your Dataset"):
         CustomData(Noisy(), Noisy(), padding=4).load()
-    with pytest.raises(TypeError, match="got int"):
+    with pytest.raises(ValueError, match="got int"):
         CustomData(3, (torch.zeros(5, 2), y)).load()
