@@ -80,7 +80,8 @@ def evaluate(
             raise ValueError("baseline is for several methods; there is one ensemble.")
         run = ArrayRun.given(predictions, labels, task, logits)
         run.check()
-        return summarise(run.predictions())
+        calibrations, _ = _calibrations({"": {0: run}}, "auto")
+        return summarise(run.predictions(calibrations[""]))
     return evaluate_predictions(predictions, labels, task, logits=logits, baseline=baseline)
 
 

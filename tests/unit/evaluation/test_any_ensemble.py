@@ -58,6 +58,7 @@ def test_corrupted_and_ood_sets_are_more_arrays():
     assert scores == ff.evaluate(flat, Y)
     each = [ff.evaluate(p, Y) for p in (fog, snow)]
     assert scores["corrupted_nll"] == pytest.approx(np.mean([s["nll"] for s in each]))
+    assert [key for key in scores if key.startswith("nll_at")] == ["nll_at_severity_3", "nll_at_severity_10"]
     assert scores["nll_at_severity_3"] == pytest.approx(each[0]["nll"])
     assert scores["accuracy_at_severity_10"] == pytest.approx(each[1]["accuracy"])
     entropy = [-(p.mean(0) * np.log(p.mean(0))).sum(-1) for p in (probs(0), other)]
@@ -159,11 +160,18 @@ def test_held_out_examples_calibrate_where_cross_validation_cannot():
     expected = ev.fit_temperature(np.log(probs(5, 1.0).mean(0)), Y)
     assert auto.runs[0].clean.temperatures == pytest.approx([expected])
     assert any("fitted on the 300 validation examples" in note for note in auto.notes)
+    assert ff.evaluate(sure | held_out, Y) == auto.runs[0].summary
+    assert ff.evaluate(sure, Y) == without.runs[0].summary
     usual = {"probs": probs(0)} | held_out
     assert len(evaluate_predictions(usual, Y).runs[0].clean.temperatures) == 10
     assert evaluate_predictions(usual, Y, calibration="held-out").runs[0].clean.temperatures == pytest.approx(
         [expected]
     )
+    other = usual | {"validation": probs(6, 0.5)}
+    both = evaluate_predictions({"a": {0: usual, 1: other}}, Y, calibration="held-out")
+    joint = np.log(np.concatenate([probs(5, 1.0), probs(6, 0.5)], 1).mean(0))
+    expected = ev.fit_temperature(joint, np.concatenate([Y, Y]))
+    assert [run.clean.temperatures for run in both.runs] == [pytest.approx([expected])] * 2
     with pytest.raises(ValueError, match="seed 0 has no arrays validation"):
         evaluate_predictions({"a": {0: probs(0)}}, Y, calibration="held-out")
 
