@@ -200,7 +200,7 @@ def ood_test_sets(splits: Splits, data: DataSet, protocol: EvaluationProtocol) -
     count = min(len(test) if protocol.examples is None else protocol.examples, _MAX_OOD)
     in_distribution, seen, chosen = published_sets(data), set[str](), protocol.ood
     if chosen is None:
-        chosen = (NOISE, *(name for name in PUBLISHED_SETS if name not in in_distribution and _is_cached(name)))
+        chosen = (NOISE, *(name for name in PUBLISHED_SETS if name not in in_distribution and look_up(name)))
     for name in dict.fromkeys(chosen):
         label, reader = ood_images(name, test, count)
         if label in seen:
@@ -273,10 +273,3 @@ def _is_made_from(stored: CorruptedSet, test: TensorExamples) -> bool:
         return False
     data = stored.manifest.get("data")
     return data is None or data == source_digest(to_rgb(test.x, test.white), test.labels.numpy())
-
-
-def _is_cached(name: str) -> bool:
-    try:
-        return look_up(name) is not None
-    except ValueError:  # damaged
-        return False

@@ -25,8 +25,10 @@ def build(recipe: Recipe, splits: Splits) -> Ensemble:
 def rebuild(run: RunFolder) -> Ensemble:
     """Build the ensemble of a finished run from recipe.json and load its weights; predictions are bit-identical.
 
+    All files of the run are verified before.
     A run with components that are not registered is loaded by `featureflock.load`, which needs their classes imported.
     """
+    run.verify()
     try:
         recipe = Recipe.from_json(run.read_recipe())
     except UnregisteredComponentError:

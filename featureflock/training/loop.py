@@ -164,7 +164,11 @@ def _restore_checkpoint(run: RunFolder, state: TrainingState, identity: dict[str
     ):
         if ours != theirs:
             raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
-    state.restore(checkpoint)
+    try:
+        state.restore(checkpoint)
+    except (RuntimeError, LookupError) as error:
+        what = f"The newest checkpoint of {run} does not fit the networks of its recipe"
+        raise ValueError(f"{what}; it was written by another version of the code. Start a new run.") from error
     messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
     changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
     if changes:

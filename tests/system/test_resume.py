@@ -28,6 +28,7 @@ from featureflock.methods import FeatureWGD
 from featureflock.models import CustomModelConfig
 from featureflock.training import ComputeConfig, Recipe, TrainingInterrupted, train
 from featureflock.training.checkpoint import read_newest
+from featureflock.training.run_folder import RunFolder
 
 FLOCK = Path(sys.executable).with_name("featureflock")
 EPOCHS, STEPS = 8, 16
@@ -83,6 +84,8 @@ def newest_step(folder: Path) -> int:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
+    for folder in (a, b):
+        RunFolder(folder).verify()
     ours, theirs = content(a), content(b)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -173,7 +176,7 @@ def test_changed_data_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"another recipe: data.padding is 1 instead of 2"):
         train(other, tmp_path / "run", resume=True)
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"recipe.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"recipe\.json is damaged: it is not valid JSON"):
         train(recipe(), tmp_path / "run", resume=True)
 
 

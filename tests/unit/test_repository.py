@@ -110,6 +110,11 @@ def test_modules_import_only_from_those_above_them():
                     assert order.index(name) <= order.index(parts[0]), f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_json_is_read_by_the_typed_reader_only():
+    readers = [path.name for path in PACKAGE.rglob("*.py") if re.search(r"\bjson\.loads?\(", path.read_text())]
+    assert readers == ["json_files.py"]
+
+
 def test_no_module_is_longer_than_400_lines():
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 400, path

@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from featureflock.data import EpochKey, ImageFolder
+from featureflock.data import EpochKey, ImageFolder, image_files
 from featureflock.data.image_files import centre_crop, random_resized_crop
 from featureflock.data.rng import permutation
 
@@ -60,6 +61,55 @@ def test_evaluation_resizes_and_crops_the_centre(tree):
     expected = (expected / 255 - mean[:, None, None]) / std[:, None, None]
     got = next(data.test.batches([torch.tensor([0])], CPU)).x[0]
     assert_close(got, torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_digest_is_that_of_names_and_contents(tree, tmp_path):
+    def digest(folder):
+        return ImageFolder(folder, size=16, workers=0).load().train.digest()
+
+    before, path = digest(tree), tree / "train" / "bee" / "3.JPEG"
+    assert digest(shutil.copytree(tree, tmp_path / "copy")) == before
+    old, intact = path.stat(), path.read_bytes()
+    path.write_bytes(intact[:-3] + bytes([intact[-3] ^ 1]) + intact[-2:])
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))  # the same size and modification time
+    assert digest(tree) != before
+    path.write_bytes(intact)
+    assert digest(tree) == before
+    path.rename(path.with_name("new.JPEG"))
+    assert digest(tree) != before
+
+
+def test_the_digest_of_large_folders_is_that_of_names_sizes_and_times(tree, monkeypatch):
+    monkeypatch.setattr(image_files, "_HASHED_BYTES", 1000)
+    monkeypatch.setattr(image_files, "_file_digest", lambda path: pytest.fail("files of a large folder are not read"))
+
+    def digest():
+        return ImageFolder(tree, size=16, workers=0).load().train.digest()
+
+    before, path = digest(), tree / "train" / "bee" / "3.JPEG"
+    old, intact = path.stat(), path.read_bytes()
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns + 10**10))
+    assert digest() != before
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns // 10**9 * 10**9))  # as after unpacking a tar archive
+    assert digest() == before
+    path.write_bytes(intact + b"x")
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert digest() != before
+
+
+def test_the_digest_of_files_that_cannot_be_read_does_not_block(tree):
+    os.mkfifo(tree / "train" / "bee" / "pipe.JPEG")
+    (tree / "train" / "bee" / "broken.JPEG").symlink_to("nowhere")
+    (tree / "train" / "bee" / "endless.JPEG").symlink_to("/dev/zero")
+    assert len(ImageFolder(tree, size=16, workers=0).load().train.digest()) == 64
+
+
+def test_contents_are_hashed_once(tree, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(image_files, "_file_digest", lambda path: hashed.append(path) or "")
+    for _ in range(3):
+        ImageFolder(tree, size=16, workers=0).load().test.digest()
+    assert len(hashed) == 12
 
 
 def test_the_shorter_side_is_256_for_a_crop_of_224():

@@ -14,6 +14,7 @@ from featureflock.methods import DeepEnsembles
 from featureflock.models import MLPConfig
 from featureflock.training import ComputeConfig, train
 from featureflock.training.checkpoint import read_newest
+from featureflock.training.run_folder import RunFolder
 
 RECIPE = replace(SHORT, model=MLPConfig((4,)), method=DeepEnsembles(), members=2, epochs=2, batch=30, subset=60)
 
@@ -57,6 +58,7 @@ def run(folder: Path, fail_at: int | None = None, kill: bool = False) -> int:
 
 
 def outcome(folder: Path) -> tuple:
+    RunFolder(folder).verify()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         del line["seconds"], line["images_per_second"]

@@ -1,5 +1,6 @@
 """The cache of published data sets: verification, format versions, location."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def test_every_damaged_byte_is_detected_and_get_replaces_the_file(cached, server
     assert len(messages) == 1
     assert messages[0].endswith("is damaged: its content has changed; downloading it again.")
     assert_cached("cifar10", served)
+
+
+def test_a_file_is_verified_once_per_process_and_again_when_it_changes(cached, monkeypatch):
+    load("cifar10")  # `get` has not read it
+    hashed, sha256 = [], cache.sha256
+    monkeypatch.setattr(cache, "sha256", lambda data: hashed.append(1) or sha256(data))
+    load("cifar10")
+    assert len(hashed) == 1  # of the header
+    os.utime(cached)
+    load("cifar10")
+    assert len(hashed) == 1 + 5
 
 
 def test_a_file_that_claims_to_be_published_must_have_the_published_digests(served):
