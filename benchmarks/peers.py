@@ -1,4 +1,4 @@
-"""The same job with other libraries and with this one: the code blocks of docs/coming_from.md, run and timed.
+"""The same job with other libraries and with this one: the code blocks of docs/guides/coming_from.md, run and timed.
 
     pip install "featureflock[peers]"
     python benchmarks/peers.py --json results/peers.json
@@ -29,7 +29,7 @@ from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.evaluation.statistics import PairedDifference, SeedMean
 from featureflock.utils.provenance import provenance
 
-PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "coming_from.md"
 BASELINE = "Deep Ensembles by hand"
 JOBS = {
     BASELINE: (BASELINE, ""),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
@@ -116,10 +117,58 @@ def ensemble_sizes(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def particles(results: dict[str, Any]) -> Figure:
+    """Particles at the start, without and with repulsion, on the density of the posterior."""
+    grid = np.linspace(-0.3, 4.2, 200)
+    x, y = np.meshgrid(grid, grid)
+    log_density = -((x * y - 1) ** 2) / (2 * results["noise"] ** 2) - results["precision"] * (x**2 + y**2) / 2
+    figure = _figure(9, 3.7)
+    titles = ("start", "without repulsion: one answer", "with repulsion: the whole posterior")
+    for axes, title, points in zip(figure.subplots(1, 3, sharey=True), titles, results["points"].values(), strict=True):
+        axes.contourf(x, y, np.exp(log_density - log_density.max()), levels=12, cmap="Blues")
+        axes.plot(*np.transpose(points), "o", ms=6, color=COLOURS[3], mec="white", mew=0.8)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("first weight", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.set_aspect("equal")
+    figure.axes[0].set_ylabel("second weight", fontsize=8)
+    return figure
+
+
+def strength(results: dict[str, Any]) -> Figure:
+    """What a stronger repulsion does to members and ensemble on validation images, with standard errors over seeds."""
+    chosen = [
+        candidate
+        for candidate in results["methods"][0]["candidates"]
+        if candidate["values"].get("method.prior.precision") == 0.01
+    ]
+    chosen.sort(key=lambda candidate: candidate["values"]["method.repulsion"])
+    taus = [candidate["values"]["method.repulsion"] for candidate in chosen]
+    panels = {
+        "disagreement": ("members disagree, % of images", 100),
+        "member_accuracy": ("accuracy of a single member, %", 100),
+        "accuracy": ("accuracy of the ensemble, %", 100),
+    }
+    figure = _figure(9, 2.7)
+    for axes, (key, (title, factor)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        values = [[factor * numbers[key] for numbers in candidate["seeds"].values()] for candidate in chosen]
+        means = [np.mean(of) for of in values]
+        errors = [np.std(of, ddof=1) / len(of) ** 0.5 for of in values]
+        axes.errorbar(range(len(taus)), means, errors, fmt="o-", ms=6, capsize=4, color=COLOURS[4])
+        axes.set_xticks(range(len(taus)), [f"τ = {tau:g}" for tau in taus], fontsize=8)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "demo.png": ("demo_study.json", demo),
     "two_views.svg": ("two_views.json", single_views),
     "dominoes.svg": ("dominoes.json", single_views),
+    "particles.png": ("particles.json", particles),
+    "strength.svg": ("tuning_two_view_digits.json", strength),
     "sizes.svg": ("laptop_ensemble_size.json", ensemble_sizes),
 }
 """File in docs/images -> results file and the function that draws it."""

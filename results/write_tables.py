@@ -57,47 +57,49 @@ def benchmark(module: str, key: str = "rows") -> Render:
 
 
 TABLES = (
-    ResultTable("docs/demo.md", "demo", "demo_study.json", render.study),
-    ResultTable("docs/demo.md", "tuning-two-views", "tuning_two_view_digits.json", render.tuning),
+    ResultTable("docs/results/demo.md", "demo", "demo_study.json", render.study),
+    ResultTable("docs/results/demo.md", "tuning-two-views", "tuning_two_view_digits.json", render.tuning),
     ResultTable(
         "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
     ),
     ResultTable("docs/notes/study_protocol.md", "tuning-fashion-mlp", "tuning_fashion_mlp.json", render.tuning),
     ResultTable("docs/notes/laptop_study.md", "cifar10-small", "cifar10_small.json", render.training_runs),
-    ResultTable("docs/tasks.md", "regression", "regression.json", benchmark("regression")),
+    ResultTable("docs/results/regression.md", "regression", "regression.json", benchmark("regression")),
     ResultTable(
         "docs/notes/laptop_study.md", "cifar10-small-evaluation", "cifar10_small_evaluation.json", render.evaluation
     ),
     ResultTable("docs/notes/decisions.md", "engine", "benchmark_engine.json", benchmark("compute_options")),
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),
-    ResultTable("docs/coming_from.md", "peers", "peers.json", benchmark("peers")),
-    ResultTable("docs/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
-    ResultTable("docs/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
-    ResultTable("docs/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
-    ResultTable("docs/methods.md", "redundancy", "cifar10_eight_redundancy.json", benchmark("redundancy")),
-    ResultTable("docs/two_views.md", "two-views", "two_views.json", render.views),
-    ResultTable("docs/two_views.md", "dominoes", "dominoes.json", render.views),
-    ResultTable("docs/two_views.md", "dominoes-search", "dominoes_search.json", benchmark("dominoes_search")),
+    ResultTable("docs/guides/coming_from.md", "peers", "peers.json", benchmark("peers")),
+    ResultTable("docs/results/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
+    ResultTable("docs/results/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
+    ResultTable("docs/results/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
+    ResultTable("docs/results/methods.md", "redundancy", "cifar10_eight_redundancy.json", benchmark("redundancy")),
+    ResultTable("docs/notes/two_views.md", "two-views", "two_views.json", render.views),
+    ResultTable("docs/notes/two_views.md", "dominoes", "dominoes.json", render.views),
+    ResultTable("docs/notes/two_views.md", "dominoes-search", "dominoes_search.json", benchmark("dominoes_search")),
     ResultTable("docs/notes/laptop_study.md", "tuning", "tuning_cifar10_laptop.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "tuning-ranks", "tuning_cifar10_laptop_ranks.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "laptop-search", "laptop_search.json", render.searches),
-    ResultTable("docs/notes/laptop_study.md", "laptop-cifar10", "laptop_cifar10.json", render.study),
+    ResultTable("docs/results/reproductions.md", "laptop-cifar10", "laptop_cifar10.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "text-or-code", "laptop_text_or_code.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "ensemble-size", "laptop_ensemble_size.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "width", "laptop_width.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "priors", "laptop_priors.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "rank", "laptop_rank.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "cam-similarity", "laptop_cam_similarity.json", render.study),
-    ResultTable("docs/notes/laptop_study.md", "severity", "laptop_severity.json", render.study),
+    ResultTable("docs/results/reproductions.md", "ensemble-size", "laptop_ensemble_size.json", render.study),
+    ResultTable("docs/results/reproductions.md", "width", "laptop_width.json", render.study),
+    ResultTable("docs/results/reproductions.md", "priors", "laptop_priors.json", render.study),
+    ResultTable("docs/results/reproductions.md", "rank", "laptop_rank.json", render.study),
+    ResultTable("docs/results/reproductions.md", "cam-similarity", "laptop_cam_similarity.json", render.study),
+    ResultTable("docs/results/reproductions.md", "severity", "laptop_severity.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "longer", "laptop_longer.json", render.study),
-    ResultTable("docs/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
-    ResultTable("docs/speed.md", "bench", "bench.json", benchmark("harness")),
-    ResultTable("docs/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
-    ResultTable("docs/sharing.md", "sharing-cost", "benchmark_sharing.json", benchmark("harness")),
-    ResultTable("docs/sharing.md", "sharing", "sharing.json", benchmark("sharing_quality")),
+    ResultTable("docs/results/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
+    ResultTable("docs/results/speed.md", "bench", "bench.json", benchmark("harness")),
+    ResultTable("docs/results/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
+    ResultTable("docs/results/sharing.md", "sharing-cost", "benchmark_sharing.json", benchmark("harness")),
+    ResultTable("docs/results/sharing.md", "sharing", "sharing.json", benchmark("sharing_quality")),
     *(
-        ResultTable("docs/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key))
+        ResultTable(
+            "docs/results/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key)
+        )
         for name, module, key in (
             ("counted", "communication", "counted"),
             ("configurations", "communication", "settings"),

@@ -24,7 +24,7 @@ class Options(Request):
     results.json file, or the folder that holds one, the report is written again without the runs and the data.
 
     With --predictions, it compares the predictions of any ensembles: .npz files with probs (members, examples, classes)
-    and labels, one for each method and seed, named METHOD-seedK.npz. docs/any_ensemble.md has all names of arrays.
+    and labels, one for each method and seed, named METHOD-seedK.npz. docs/tutorials/any_ensemble.md lists all arrays.
     """
 
     predictions: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE.npz …")] = ()

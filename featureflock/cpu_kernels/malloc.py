@@ -1,8 +1,8 @@
 """Make glibc's malloc reuse freed memory.
 
 By default, glibc returns large blocks to the system, which provides them for the next batch as new pages of zeros. This
-costs a tenth of the time of a training step on a CPU, and more of a prediction (docs/speed.md). The setting affects the
-whole process and cannot be undone, so library calls never change it: only the `featureflock` commands do.
+costs a tenth of the time of a training step on a CPU, and more of a prediction (docs/notes/speed.md). The setting
+affects the whole process and cannot be undone, so library calls never change it: only the `featureflock` commands do.
 """
 
 import ctypes

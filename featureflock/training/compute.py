@@ -26,7 +26,7 @@ from featureflock.training.recipe import Precision
 Switch = Literal["auto", "on", "off"]
 
 _COMPILE_FLOPS = {"cpu": 2e13, "cuda": 2e15}
-"""FLOPs above which compilation, which takes most of a minute, saves time (docs/speed.md). For CUDA it is a guess."""
+"""FLOPs above which compilation, most of a minute, saves time (docs/results/speed.md). For CUDA it is a guess."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ComputeConfig:
     execution: Execution = "sequential"
     """Compute members one after another, all in one vectorised call, or with one member's activations at a time."""
     mesh: MeshShape = MeshShape()
-    """Processes that share the work, started with torchrun (docs/scaling.md)."""
+    """Processes that share the work, started with torchrun (docs/tutorials/many_gpus.md)."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints within an epoch. There is always one at the end of each epoch."""
     test_every: int = 0
@@ -154,7 +154,7 @@ def resolve_compute(
 def faster_processes(compute: ComputeConfig, resolved: ResolvedCompute, members: int) -> int:
     """Number of CPU processes that would train faster than one, or 1.
 
-    It is above 1 for compiled convolutional networks whose members can be divided equally (docs/speed.md).
+    It is above 1 for compiled convolutional networks whose members can be divided equally (docs/results/speed.md).
     """
     default = compute.mesh == MeshShape() and not launched_by_torchrun()
     if default and resolved.device == "cpu" and resolved.compile and resolved.channels_last:

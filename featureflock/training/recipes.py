@@ -2,7 +2,7 @@
 
 Appendix B gives one training schedule for each data set, and a prior and a rank for each table. The paper's priors for
 weight-WGD and function-WGD are the defaults of those methods. The repulsion of the small recipes is what held-out data
-chose, where a search was made (docs/methods.md).
+chose, where a search was made (docs/tutorials/choosing.md).
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ _IMAGENET = replace(_RESNET50, epochs=90, batch=256, decay_epochs=(30, 60), weig
 _CNN = Recipe(model=CNNConfig(), members=5, epochs=20, decay_epochs=(10, 15))
 # An MLP without BatchNorm: at a learning rate of 0.1, some members never learn (docs/notes/decisions.md).
 _MLP = Recipe(Digits(), MLPConfig(), members=5, epochs=60, batch=64, decay_epochs=(30, 45), learning_rate=0.03)
-# Precision and repulsion have the best accuracy with one half blank on validation images (docs/demo.md).
+# Precision and repulsion have the best accuracy with one half blank on validation images (docs/results/demo.md).
 _TWO_VIEWS = replace(
     _MLP,
     data=Digits(views=2),

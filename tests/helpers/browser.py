@@ -45,8 +45,8 @@ def launch_browser():
             yield browser
 
 
-def open_page(browser, path, width=1280, height=900, dark=False):
-    """Open a file in a new context and return the loaded Playwright `Page` and its `PageLog`.
+def new_page(browser, width=1280, height=900, dark=False):
+    """Return an empty Playwright `Page` in a new context, and its `PageLog`.
 
     A viewport less than 600 pixels wide is that of a phone.
     """
@@ -59,6 +59,12 @@ def open_page(browser, path, width=1280, height=900, dark=False):
     page.on("requestfailed", lambda request: log.messages.append(f"{request.url}: {request.failure}"))
     page.on("pageerror", lambda error: log.messages.append(str(error)))
     page.on("console", lambda message: _record(log, message))
+    return page, log
+
+
+def open_page(browser, path, width=1280, height=900, dark=False):
+    """Open a file in a new context and return the loaded `Page` and its `PageLog`."""
+    page, log = new_page(browser, width, height, dark)
     page.goto(Path(path).absolute().as_uri())
     page.wait_for_load_state("networkidle")
     return page, log

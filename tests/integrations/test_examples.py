@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.docs_code import run_blocks
+from helpers.docs_code import run_page
 
 import featureflock as ff
 
@@ -68,7 +68,9 @@ def test_lightning_page():
     torch.manual_seed(0)
     x, y = torch.randn(24, 64), torch.arange(24) % 10
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 6)
-    names = run_blocks("docs/lightning.md", {f"{part}_loader": loader for part in ("train", "validation", "test")})
+    names = run_page(
+        "docs/tutorials/lightning.md", {f"{part}_loader": loader for part in ("train", "validation", "test")}
+    )
     assert torch.allclose(names["probs"], names["module"].ensemble.predict(x), atol=0.02)  # bf16
     assert torch.equal(ff.load("my-ensemble").predict(x), names["module"].ensemble.predict(x))
 
@@ -84,6 +86,6 @@ def test_transformers_page(monkeypatch):
     transformers.BertModel(transformers.BertConfig(vocab_size=30, **sizes)).save_pretrained("encoder")
     rows = [{"input_ids": [1 + i, 2, 3], "attention_mask": [1, 1, 1], "labels": i % 2} for i in range(16)]
     given = {"folder": "encoder", "collator": transformers.default_data_collator}
-    names = run_blocks("docs/transformers.md", {**given, "train_rows": rows, "validation_rows": rows})
+    names = run_page("docs/tutorials/transformers.md", {**given, "train_rows": rows, "validation_rows": rows})
     batch = {"input_ids": torch.tensor([row["input_ids"] for row in rows])}
     assert torch.allclose(torch.from_numpy(names["logits"]).exp(), names["model"].ensemble.predict(**batch), atol=1e-5)

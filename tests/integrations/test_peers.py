@@ -1,4 +1,4 @@
-"""Ensembles of other libraries: trained as docs/coming_from.md prints it, and compared on one page.
+"""Ensembles of other libraries: trained as docs/guides/coming_from.md prints it, and compared on one page.
 
 They run in an environment of their own, which `make test-integrations` creates.
 """
