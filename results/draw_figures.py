@@ -165,6 +165,7 @@ def strength(results: dict[str, Any]) -> Figure:
 
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "demo.png": ("demo_study.json", demo),
+    "headline.svg": ("repulsion_headline.json", headline),
     "two_views.svg": ("two_views.json", single_views),
     "dominoes.svg": ("dominoes.json", single_views),
     "particles.png": ("particles.json", particles),

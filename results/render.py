@@ -172,6 +172,32 @@ def headline(results: dict[str, Any]) -> str:
     return markdown(["", "Seeds", *map(_head, metrics)], lines) + "\n\n" + note
 
 
+def forces(results: dict[str, Any]) -> str:
+    """Norms of the terms of feature-WGD's update, at five steps of a training run."""
+    steps = results["steps"]
+    chosen = [steps[k * (len(steps) - 1) // 4] for k in range(5)]
+    heads = ["step", "data gradient", "prior", "repulsion", "cosine of two members' data gradients"]
+    keys = ("data", "prior", "repulsion", "cos_data_between_members")
+    lines = [[str(step["step"]), *(f"{step[key]:.2f}" for key in keys)] for step in chosen]
+    note = f"Norms for a batch, means over members. {results['row']}, seed {results['seed']}."
+    return markdown(heads, lines, text_columns=0) + "\n\n" + note
+
+
+def member_errors(results: dict[str, Any]) -> str:
+    """Errors that members share, clean and by severity: means over the seeds that both rows have."""
+    rows: dict[str, dict[int, Any]] = {}
+    for run in results["runs"]:
+        rows.setdefault("feature-WGD" if run["row"].startswith("feature") else "Deep Ensembles", {})[run["seed"]] = run
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rows.values())))
+    keys = {"member_accuracy": "member accuracy, %", "accuracy": "ensemble, %", "same_error": "same error, %"}
+    lines = []
+    for test_set in ("clean", "severity 1", "severity 3", "severity 5"):
+        for title, by_seed in rows.items():
+            means = [mean([by_seed[seed]["sets"][test_set][key] for seed in seeds]).mean for key in keys]
+            lines.append([test_set, title, *(f"{100 * value:.2f}" for value in means)])
+    return markdown(["", "", *keys.values()], lines, text_columns=2) + f"\n\nMeans over {len(seeds)} seeds."
+
+
 def searches(results: dict[str, Any]) -> str:
     """Searches of `featureflock tune --reference`: Deep Ensembles, then each candidate's difference from them."""
     metrics = [find_metric(key) for key in SEARCH]

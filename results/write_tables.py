@@ -62,6 +62,11 @@ TABLES = (
     ResultTable(
         "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
     ),
+    ResultTable("docs/results.md", "headline", "repulsion_headline.json", render.headline),
+    ResultTable("docs/results.md", "repulsion-fashion-mlp", "repulsion_fashion_mnist_mlp.json", render.study),
+    ResultTable("docs/results.md", "repulsion-cifar10", "repulsion_cifar10.json", render.study),
+    ResultTable("docs/results.md", "forces", "forces_cifar10.json", render.forces),
+    ResultTable("docs/results.md", "member-errors", "member_errors_cifar10.json", render.member_errors),
     ResultTable("docs/notes/study_protocol.md", "tuning-fashion-mlp", "tuning_fashion_mlp.json", render.tuning),
     ResultTable("docs/notes/laptop_study.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/results/regression.md", "regression", "regression.json", benchmark("regression")),
