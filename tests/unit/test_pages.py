@@ -15,16 +15,16 @@ CODE = re.compile(r"^```.*?^```$|^    [^\n]*$", flags=re.S | re.M)
 FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", flags=re.S)
 NUMBER = re.compile(r"(?<![\w.,/-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/-]|\.\d)")
 
-DEMO = "demo_study.json/rows/feature-WGD, tuned/differences"
+MLP = "repulsion_headline.json/settings/Fashion-MNIST, MLP × 10/differences"
 NUMBERS = {
     "README.md": {
-        "0.85": (f"{DEMO}/one_view_accuracy/mean", 100),
-        "0.20": (f"{DEMO}/one_view_accuracy/low", 100),
-        "1.51": (f"{DEMO}/one_view_accuracy/high", 100),
-        "0.027": (f"{DEMO}/one_view_nll/mean", -1),
-        "0.013": (f"{DEMO}/one_view_nll/high", -1),
-        "0.041": (f"{DEMO}/one_view_nll/low", -1),
-        "20": (f"{DEMO}/one_view_nll/seeds", 1),
+        "0.011": (f"{MLP}/nll/mean", -1),
+        "0.009": (f"{MLP}/nll/high", -1),
+        "0.012": (f"{MLP}/nll/low", -1),
+        "0.74": (f"{MLP}/corrupted_accuracy/mean", 100),
+        "0.50": (f"{MLP}/corrupted_accuracy/low", 100),
+        "0.99": (f"{MLP}/corrupted_accuracy/high", 100),
+        "10": (f"{MLP}/nll/seeds", 1),
     },
     "docs/when_to_use.md": {
         "0.5": ("bench.json/rows/WRN-10-1 × 5: feature-WGD, own work/value", 100),
@@ -54,7 +54,7 @@ def look_up(path: str) -> float:
     value = json.loads((ROOT / "results" / file).read_text())
     for key in keys:
         if isinstance(value, list):
-            (value,) = [row for row in value if key in (row.get("title"), row.get("what"), row.get("name"))]
+            (value,) = [row for row in value if key in (row.get("title"), row.get("what"), row.get("name"), row.get("setting"))]
         else:
             value = value[key]
     return value
