@@ -35,13 +35,9 @@ from featureflock.tasks import Task
 try:
     from lightning.pytorch import LightningModule
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-except ImportError:
-    try:
-        from pytorch_lightning import LightningModule
-        from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
-    except ImportError as error:
-        message = 'FlockModule needs Lightning, which is not installed; run pip install "featureflock[lightning]".'
-        raise ImportError(message) from error
+except ImportError as error:
+    message = 'FlockModule needs Lightning, which is not installed; run pip install "featureflock[lightning]".'
+    raise ImportError(message) from error
 
 _RNG = "featureflock_random_state"
 

@@ -40,6 +40,7 @@ from featureflock.methods.base import METHODS
 from featureflock.tasks import Task
 from featureflock.utils import serialization
 from featureflock.utils.files import write_atomically
+from featureflock.utils.json_files import parse_json, read_json
 
 try:
     from accelerate.state import AcceleratorState, GradientState, is_initialized
@@ -159,7 +160,7 @@ class FlockModel(nn.Module):
         if method is None:
             if not path.is_file():
                 raise ValueError(f"{folder} has no {_METHOD}, because FlockModel did not write it; pass method=….")
-            method = serialization.from_json(Method, json.loads(path.read_bytes()), _find_component, _METHOD)
+            method = read_json(path, Method, "pass method=…", find_class=_find_component)
         return cls(ens, method=cast(Method, method)).eval()
 
     @property
@@ -244,7 +245,10 @@ def _is_config(value: Any) -> bool:
 
 
 def _encode_config(config: Any) -> Any:
-    return {"attention": config._attn_implementation, "config": json.loads(config.to_json_string(use_diff=False))}
+    return {
+        "attention": config._attn_implementation,
+        "config": parse_json(config.to_json_string(use_diff=False), "the configuration"),
+    }
 
 
 def _decode_config(saved: Any) -> Any:

@@ -54,7 +54,9 @@ def look_up(path: str) -> float:
     value = json.loads((ROOT / "results" / file).read_text())
     for key in keys:
         if isinstance(value, list):
-            (value,) = [row for row in value if key in (row.get("title"), row.get("what"), row.get("name"), row.get("setting"))]
+            (value,) = [
+                row for row in value if key in (row.get("title"), row.get("what"), row.get("name"), row.get("setting"))
+            ]
         else:
             value = value[key]
     return value

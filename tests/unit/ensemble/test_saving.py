@@ -414,7 +414,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
         ff.save(trained(own_heads=bool(_)), tmp_path)
     for name in ("weights-best.safetensors", ".mine.partial", "notes.txt"):
         assert (tmp_path / name).read_text() == "mine"
-    left = tmp_path / f".featureflock-{'0' * 32}.partial"
+    left = tmp_path / f".featureflock-{'0' * 8}-1-{'0' * 32}.partial"
     left.write_text("of a killed save")
     os.utime(left, (0, 0))
     ff.save(trained(), tmp_path)
