@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featureflock.data import content_digest
+from featureflock.training.run_folder import History
 from featureflock.utils.files import atomic_path, check_regular, clear_partials
 from featureflock.utils.json_files import parse_json
 
@@ -30,6 +31,8 @@ class Metadata(TypedDict):
     test_data: NotRequired[dict[str, str]]
     """Digests of the test and the validation data."""
     compute: dict[str, Any]
+    history: NotRequired[History]
+    """Digests of the files to which the run adds."""
     epoch: int
     batch: int
     step: int

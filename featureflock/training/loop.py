@@ -32,7 +32,7 @@ from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster
 from featureflock.training.memory import check_memory
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
-from featureflock.training.run_folder import Result, RunFolder
+from featureflock.training.run_folder import History, Result, RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
 from featureflock.training.state import TrainingState, initial_state, non_finite_members
 from featureflock.training.validation import DivergenceError, evaluate_examples
@@ -109,7 +109,7 @@ def _train(
         result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have finished it
         if result is not None:
             return result
-        messages = mesh.rank_zero_first(lambda: _restore_checkpoint(run, state, identity))
+        history, messages = mesh.rank_zero_first(lambda: _restore_checkpoint(run, state, identity))
         if int(mesh.world.max(torch.tensor(state.step))) != state.step:
             raise ValueError(f"{run} must be a folder that all hosts share; this host does not see its checkpoint.")
         if resume and state.step == 0:
@@ -118,7 +118,8 @@ def _train(
         for text in (*messages, *notes, f"Computing on{processes} {resolved}."):
             reporter.log(text)
         started = {**environment, "compute": platform, "from_step": state.step}
-        mesh.on_rank_zero(lambda: run.begin(recipe_json, InputFormat.of(splits).to_json(), started, state.epoch))
+        inputs = InputFormat.of(splits).to_json()
+        mesh.on_rank_zero(lambda: run.begin(recipe_json, inputs, started, state.epoch, history))
         faster = faster_processes(compute, resolved, len(ens)) if isinstance(splits.train, TensorExamples) else 1
         try:
             steps, device = math.ceil(examples / recipe.batch), torch.device(resolved.device)
@@ -150,11 +151,13 @@ def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
         raise ValueError(f"{needed}, but one has {min(last, recipe.batch)}; change --batch.")
 
 
-def _restore_checkpoint(run: RunFolder, state: TrainingState, identity: dict[str, Any]) -> list[str]:
-    """Restore the newest checkpoint, if there is one, and return messages about it."""
+def _restore_checkpoint(
+    run: RunFolder, state: TrainingState, identity: dict[str, Any]
+) -> tuple[History | None, list[str]]:
+    """Restore the newest checkpoint, if there is one, and return the history in it and messages about it."""
     checkpoint, messages = checkpoints.read_newest(run.checkpoints)
     if checkpoint is None:
-        return messages
+        return None, messages
     if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
         raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
     metadata = checkpoint.metadata
@@ -173,7 +176,7 @@ def _restore_checkpoint(run: RunFolder, state: TrainingState, identity: dict[str
     changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
     if changes:
         messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
-    return messages
+    return metadata.get("history"), messages
 
 
 @dataclass
@@ -340,7 +343,7 @@ class _Loop:
         members = non_finite_members(state)
         if members is not None:
             raise self._divergence(members, state.step - 1)
-        checkpoint = state.checkpoint(self.identity)
+        checkpoint = state.checkpoint({**self.identity, "history": self.run.history})
         checkpoint = replace(checkpoint, tensors=self.mesh.gather_to_rank_zero(checkpoint.tensors))
         if self.mesh.is_rank_zero:
             with self.run.writing():

@@ -32,7 +32,7 @@ from featureflock.training.manifest import (
     write_manifest,
 )
 from featureflock.training.recipe import RecipeJSON, recipe_differences
-from featureflock.utils.digests import sha256
+from featureflock.utils.digests import json_digest, sha256
 from featureflock.utils.files import read_regular, write_atomically
 from featureflock.utils.json_files import parse_json
 
@@ -68,6 +68,15 @@ class EpochMetrics(TypedDict):
     seconds: float
 
 
+class History(TypedDict):
+    """What a checkpoint knows of environment.json and metrics.jsonl: their digests up to this point."""
+
+    starts: int
+    """Number of entries of environment.json."""
+    environment: str
+    metrics: str
+
+
 class RunLockedError(ValueError):
     """Another process is training this run."""
 
@@ -80,6 +89,8 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.ensemble = path / "checkpoints", path / "ensemble"
         self.predictions = path / "predictions"
+        self._starts: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
 
     def __str__(self) -> str:
         return str(self.path)
@@ -123,18 +134,42 @@ class RunFolder:
                     raise RunLockedError(f"{self} is being trained by another process; wait for it.") from error
             yield
 
-    def begin(self, recipe: dict[str, Any], inputs: dict[str, Any], environment: dict[str, Any], epoch: int) -> None:
-        """Write recipe.json and inputs.json, add to environment.json, and drop metrics of epochs after `epoch`."""
+    def begin(
+        self,
+        recipe: dict[str, Any],
+        inputs: dict[str, Any],
+        environment: dict[str, Any],
+        epoch: int,
+        history: History | None = None,
+    ) -> None:
+        """Write recipe.json and inputs.json, add to environment.json, and drop metrics of epochs after `epoch`.
+
+        `history` is that of the checkpoint from which the run resumes; files that differ from it are refused.
+        """
         earlier = self.read_environment() if (self.path / "environment.json").exists() else []
         lines = [line for line in self.read_metrics() if line["epoch"] <= epoch]
         if [line["epoch"] for line in lines] != list(range(1, epoch + 1)):
             raise ValueError(f"{self.metrics} does not have exactly one line for each finished epoch; {RESTORE}.")
+        if history is not None:
+            for name, ours, theirs in (
+                (self.metrics.name, json_digest(lines), history["metrics"]),
+                ("environment.json", json_digest(earlier[: history["starts"]]), history["environment"]),
+            ):
+                if ours != theirs:
+                    raise not_of_this_run(self.path, [name])
+        self._starts, self._lines = [*earlier, environment], lines
         with self.writing():
             (self.path / MANIFEST).unlink(missing_ok=True)  # of a run whose result was removed to finish it again
             write_atomically(self.path / "recipe.json", _json(recipe))
             write_atomically(self.path / "inputs.json", _json(inputs))
-            write_atomically(self.path / "environment.json", _json([*earlier, environment]))
-            write_atomically(self.metrics, b"".join(_json(line, None) for line in lines))
+            write_atomically(self.path / "environment.json", _json(self._starts))
+            self._write_metrics()
+
+    @property
+    def history(self) -> History:
+        """Digests of environment.json and metrics.jsonl, as this process has written them."""
+        starts, metrics = json_digest(self._starts), json_digest(self._lines)
+        return {"starts": len(self._starts), "environment": starts, "metrics": metrics}
 
     def finish(
         self, members: int, parameters: int, examples: int, test: dict[str, Any], data: dict[str, str]
@@ -146,7 +181,7 @@ class RunFolder:
             test: metrics on the test set.
             data: digests of the data.
         """
-        lines = self.read_metrics()
+        lines = self._lines
         names = ("epoch", "step", "loss", "cross_entropy", "member_nll", "accuracy", "rmse")
         last = {name: lines[-1][name] for name in names if name in lines[-1]} if lines else {}
         result: Result = {
@@ -156,6 +191,7 @@ class RunFolder:
             "train": cast(TrainingResult, {"examples": examples, **last}),
             "test": test,
         }
+        self._write_metrics()  # once more, so that the manifest has the digest of what this process knows
         write_atomically(self.path / "result.json", _json(result))
         write_manifest(self.path, self.ensemble, data)
         return result
@@ -171,10 +207,14 @@ class RunFolder:
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of an epoch."""
+        self._lines.append(line)
         with self.writing(), open(self.metrics, "ab") as file:
             file.write(_json(line, None))
             file.flush()
             os.fsync(file.fileno())
+
+    def _write_metrics(self) -> None:
+        write_atomically(self.metrics, b"".join(_json(line, None) for line in self._lines))
 
     def verify(self) -> Manifest:
         """Return the manifest of a finished run, after verifying that all files belong to it."""

@@ -86,6 +86,18 @@ def test_a_damaged_file_is_one_sentence_and_nothing_is_written(run, name, text, 
     assert content(run) == before
 
 
+@pytest.mark.parametrize(("name", "key"), [("metrics.jsonl", "loss"), ("environment.json", "date")])
+def test_a_changed_value_is_noticed_on_resume(run, name, key):
+    path = run / name
+    text = path.read_text()
+    place = text.index(key) + len(key) + 6  # in the first value of this key
+    path.write_text(text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :])
+    with pytest.raises(ValueError, match=f"{name} does not belong to this run: modified, damaged or copied"):
+        train(RECIPE, run, resume=True)
+    path.write_text(text)
+    train(RECIPE, run, resume=True)
+
+
 def test_part_of_a_line_that_a_killed_process_left_is_dropped(run, tmp_path):
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b'{"epoch": 3, "st')
