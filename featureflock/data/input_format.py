@@ -148,5 +148,7 @@ def _open(path: Path) -> tuple[Image.Image, list[str]]:
         raise ValueError(f"{path} has too many pixels to be decoded safely; make it smaller first.") from None
     except PermissionError:
         raise PermissionError(f"{path} cannot be read; change its permissions.") from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for damaged files
         raise ValueError(f"{path} is damaged or of an unsupported kind ({error}).") from error
