@@ -149,7 +149,9 @@ def _open_array(path: Path) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so the corrupted set is incomplete.") from None
-    except ValueError as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged header can raise many kinds of errors
         raise ValueError(f"{path} is truncated or damaged: it is not a complete .npy file.") from error
     return array
 

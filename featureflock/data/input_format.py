@@ -143,5 +143,9 @@ def _decode(data: BinaryIO, path: Path) -> tuple[Image.Image, list[str]]:
         raise ValueError(f"{path} is not an image in a supported format (PNG, JPEG, WebP, TIFF, GIF, …).") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(f"{path} has too many pixels to be decoded safely; make it smaller first.") from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except PermissionError:
+        raise PermissionError(f"{path} cannot be read; change its permissions.") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for damaged files
         raise ValueError(f"{path} is damaged or of an unsupported kind ({error}).") from error

@@ -20,6 +20,7 @@ Shapes: B examples, C classes, g halves.
 
 import math
 from collections.abc import Iterator
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,9 @@ class Calibrated(NamedTuple):
 
 def tempered(log_probs: Tensor, temperature: float) -> Tensor:
     """log p_T (B, C) in float64, from log p̄."""
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"A temperature must be positive and finite; got {temperature}.")
+    if not isinstance(temperature, Real) or not 0 < temperature < math.inf:
+        got = temperature if isinstance(temperature, Real) else type(temperature).__name__
+        raise ValueError(f"A temperature must be a positive, finite number; got {got}.")
     return (checked_log_probs(log_probs) / temperature).log_softmax(-1)
 
 

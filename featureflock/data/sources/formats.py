@@ -124,7 +124,9 @@ def _reading(file: DataFile, kind: str) -> Iterator[None]:
             yield
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{file.path} has more pixels than Pillow considers safe.") from error
-    except (OSError, SyntaxError, EOFError) as error:  # raised by Pillow for truncated or damaged files
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises many kinds for truncated or damaged files
         raise ValueError(f"{file.path} is truncated or damaged: it is not a complete {kind}.") from error
 
 

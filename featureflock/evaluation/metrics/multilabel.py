@@ -38,6 +38,8 @@ def multilabel_scores(probs: Any, labels: Any) -> MultiLabelScores:
     if not isinstance(p, Tensor) or not isinstance(y, Tensor) or p.ndim < 2 or p.shape != y.shape or not p.numel():
         shapes = " and ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in (p, y))
         raise ValueError(f"probs and labels must be tensors or arrays of one shape (examples, labels); got {shapes}.")
+    if not p.is_floating_point() or y.is_complex():
+        raise ValueError(f"probs must be floating-point numbers, and labels 0 or 1; got {p.dtype} and {y.dtype}.")
     p, y = p.detach().double(), y.detach().double()
     if not ((p >= 0) & (p <= 1)).all() or not ((y == 0) | (y == 1)).all():
         raise ValueError("probs must be from 0 to 1, and labels 0 or 1, for each example and label.")

@@ -102,7 +102,7 @@ def _checked(means: Any, variances: Any, targets: Any) -> tuple[Tensor, Tensor, 
             raise ValueError(f"{name} must be a tensor or array of numbers; got {type(x).__name__}.")
         if not torch.isfinite(x).all():
             raise ValueError(f"{name} must be finite; some are NaN or infinite.")
-    if mean.ndim < 2 or mean.shape != variance.shape or mean.shape[1:] != y.shape or not y.numel():
+    if mean.ndim < 2 or mean.shape != variance.shape or mean.shape[1:] != y.shape or not mean.numel():
         shapes = f"{tuple(mean.shape)}, {tuple(variance.shape)} and {tuple(y.shape)}"
         raise ValueError(
             f"Means and variances must have shape (members, examples, …) and targets (examples, …); got {shapes}."

@@ -20,7 +20,11 @@ def mean_iou(probs: Any, labels: Any) -> float:
     """Mean intersection over union, from probabilities (B, C, H, W) or (P, C), and labels (B, H, W) or (P,)."""
     p, y = as_tensor(probs), as_tensor(labels)
     if isinstance(p, Tensor) and p.ndim > 2:
-        p, y = p.movedim(1, -1).flatten(0, -2), y.flatten()
+        p, shape = p.movedim(1, -1).flatten(0, -2), (p.shape[0], *p.shape[2:])
+        if not isinstance(y, Tensor) or y.shape != shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"labels must have shape {shape}, one for each pixel; got {got}.")
+        y = y.flatten()
     p = checked_probs(p)
     return iou_of_classes(p.argmax(-1), checked_labels(y, p), p.shape[-1])
 
