@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -25,7 +26,7 @@ def on_page_markdown(markdown: str, files: Any, **_: Any) -> str:
 @functools.cache
 def source() -> griffe.Module:
     """The package as it is written."""
-    return griffe.load("featureflock", search_paths=["."])
+    return griffe.load("featureflock", search_paths=[Path(__file__).parents[2]])
 
 
 def public_names(package: griffe.Module, name: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Pages from files of the repository, and links to files that are not part of the site.
+"""Pages from files of the repository, links to files that are not part of the site, and confidence intervals.
 
 CONTRIBUTING.md and CHANGELOG.md are pages. A link to any other file of the repository is shown as its text.
 """
@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+INTERVAL = re.compile(r"\[−?[\d.]+, −?[\d.]+\](?: [▲▼])?")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)+)\]\(([^)#:\s]+)(#[\w-]+)?\)")
 
 
@@ -35,6 +36,11 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         return text if outside else match[0]
 
     return LINK.sub(rewrite, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Confidence intervals, and ± with its number, do not break over lines."""
+    return INTERVAL.sub(lambda match: match[0].replace(" ", "&nbsp;"), html).replace(" ± ", " ±&nbsp;")
 
 
 def _in_site(match: re.Match[str]) -> str:

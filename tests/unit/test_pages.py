@@ -54,9 +54,8 @@ def look_up(path: str) -> float:
     value = json.loads((ROOT / "results" / file).read_text())
     for key in keys:
         if isinstance(value, list):
-            (value,) = [
-                row for row in value if key in (row.get("title"), row.get("what"), row.get("name"), row.get("setting"))
-            ]
+            names = ("title", "what", "name", "setting")
+            (value,) = [row for row in value if key in [row.get(name) for name in names]]
         else:
             value = value[key]
     return value
