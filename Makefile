@@ -4,6 +4,7 @@
 # make test-integrations   installs Lightning, transformers, accelerate and others, and runs the tests that need them
 # make coverage   all tests including slow benchmarks, and the lines that no test reaches
 # make docs       the documentation site, in site/; nothing is downloaded once .venv exists
+# make fuzz       random damage to files and random arguments for eight minutes; counts what was tried, in fuzz.json
 # make bench      speed and memory as ratios measured side by side, in minutes; FULL=1 for large networks; writes bench.json
 # Each target creates .venv first.
 
@@ -16,7 +17,7 @@ PEERS := .venv/peers
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integrations coverage docs bench clean
+.PHONY: demo test test-unit test-integrations coverage docs fuzz bench clean
 
 demo: $(READY)
 	$(BIN)/featureflock demo
@@ -40,11 +41,14 @@ coverage: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+fuzz: $(READY)
+	cd tests && ../$(BIN)/python -m fuzz --minutes $(or $(MINUTES),8) --json ../fuzz.json
+
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py $(if $(FULL),--full) --json bench.json
 
 clean:
-	rm -rf .venv featureflock-demo bench.json site
+	rm -rf .venv featureflock-demo bench.json fuzz.json site
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('featureflock needs Python 3.11 or newer; run make PYTHON=...')"

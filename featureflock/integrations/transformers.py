@@ -179,8 +179,8 @@ class FlockModel(nn.Module):
 
     def _training_loss(self, labels: Tensor | None, inputs: dict[str, Any]) -> Tensor:
         if not isinstance(labels, Tensor):
-            advice = "leave out Trainer's label smoothing and compute_loss_func"
-            raise ValueError(f'FlockModel computes the loss in training, from targets under "labels"; {advice}.')
+            advice = "leave out Trainer's compute_loss_func"
+            raise ValueError(f'FlockModel computes the loss of training, from targets under "labels"; {advice}.')
         if getattr(self, "_is_replica", False):
             raise ValueError("FlockModel does not support nn.DataParallel; start one process per GPU with torchrun.")
         if is_initialized() and AcceleratorState().distributed_type.name in _SHARDED:

@@ -349,9 +349,8 @@ def test_what_cannot_be_right_is_refused(tmp_path):
     batch = collate(rows())
     labels = batch.pop("labels")
     model = build(FeatureWGD())
-    smoothed = arguments(tmp_path, label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match='from targets under "labels"; leave out Trainer\'s label smoothing'):
-        transformers.Trainer(model, smoothed, collate, rows()).train()
+    with pytest.raises(ValueError, match='from targets under "labels"; leave out Trainer\'s compute_loss_func'):
+        transformers.Trainer(model, arguments(tmp_path), collate, rows(), compute_loss_func=print).train()
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(

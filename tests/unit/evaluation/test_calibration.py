@@ -283,7 +283,7 @@ def test_few_evaluations_are_enough(monkeypatch):
 def test_bad_input_is_refused():
     log_p, y = random_predictions(b=4)
     for bad in (0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="A temperature must be positive and finite"):
+        with pytest.raises(ValueError, match="A temperature must be a positive, finite number"):
             ev.tempered(log_p, bad)
     with pytest.raises(ValueError, match="needs at least two examples and one shuffle; got 1 and 5"):
         ev.calibrated(log_p[:1], y[:1])
