@@ -100,7 +100,7 @@ def test_results_and_runs_are_not_mixed(command, runs, tmp_path):
 @pytest.mark.parametrize("name", ["evaluate", "report"])
 def test_invalid_arguments_are_refused_before_any_work(command, runs, tmp_path, name):
     (tmp_path / "file").write_text("x")
-    assert "--out file is a file; choose a folder" in command(name, *runs, "--out", "file")[1]
+    assert "file is a file; choose a folder" in command(name, *runs, "--out", "file")[1]
     assert "Give at least one run" in command(name)[1]
     assert "nothing does not exist" in command(name, "nothing")[1]
     assert "did you mean fog?" in command(name, *runs, "--corruptions", "fogg")[1]
