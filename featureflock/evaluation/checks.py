@@ -92,5 +92,5 @@ def _check_sums(sums: Tensor, name: str, first: int = 0) -> None:
 def kind_of(x: object) -> str:
     """The type of numbers of a tensor or array, or the type of anything else, for messages."""
     if isinstance(x, Tensor):
-        return str(x.dtype).removeprefix("torch.")
+        return str(x.dtype)
     return f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__

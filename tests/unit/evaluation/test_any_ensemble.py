@@ -215,7 +215,7 @@ def test_results_can_be_stored_and_read():
 BAD = {
     "a list": (probs(0).tolist(), Y, "got list; stack lists of members with np.stack"),
     "one network": (probs(0)[0], Y, r"got \(300, 4\). A single network is an ensemble of one: array\[None\]"),
-    "integers": (np.ones((3, B, C), int), Y, "floating-point numbers; got int64"),
+    "integers": (np.ones((3, B, C), int), Y, "floating-point numbers; got torch.int64"),
     "objects": (probs(0).astype(object), Y, "got an array of object"),
     "empty": (probs(0)[:0], Y, "without empty dimensions"),
     "logits": (logits(0), Y, "has a negative one. If these are logits, pass logits=True"),
