@@ -28,7 +28,7 @@ from featureflock.corruptions.apply import CORRUPTIONS, SEVERITIES, check_corrup
 from featureflock.corruptions.images import Bytes
 from featureflock.data.image_files import class_names, read_classes
 from featureflock.data.streaming import StreamedExamples
-from featureflock.utils.files import check_regular, clear_partials, write_atomically
+from featureflock.utils.files import check_regular, clear_partials, open_regular, read_regular, write_atomically
 from featureflock.utils.progress import ProgressCallback
 
 MANIFEST = "featureflock.json"
@@ -113,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a generated set; None for other folders."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -217,7 +217,7 @@ class SetWriter:
         if entry["from"] != origin:
             log(f"{path.name} was made from {entry['from']}; generating it again from {origin}.")
             return False
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]:
                 return True
         log(f"{path.name} is damaged; generating it again.")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from featureflock.ensemble import module_codec as codec
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.utils.files import atomic_path, clear_partials, write_atomically
+from featureflock.utils.files import atomic_path, clear_partials, read_regular, write_atomically
 
 _FORMAT = "featureflock ensemble"
 _VERSION = 2
@@ -184,7 +184,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     path = folder / _INDEX
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no saved ensemble: it has no {_INDEX}.")
-    text = path.read_bytes()
+    text = read_regular(path)
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -202,9 +202,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise ValueError(modified)
         data = b""
         with contextlib.suppress(FileNotFoundError):
-            data = (folder / name).read_bytes()
+            data = read_regular(folder / name, max_bytes=None)
         if hashlib.sha256(data).hexdigest() != digest:
-            if path.read_bytes() != text:  # another save has just replaced it
+            if read_regular(path) != text:  # another save has just replaced it
                 return _read(folder)
             raise ValueError(f"{folder / name} is missing, truncated or modified: its digest is not that in {_INDEX}.")
         tensors = load_tensors(data)

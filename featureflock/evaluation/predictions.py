@@ -27,7 +27,7 @@ from featureflock.evaluation.runs import TrainedRun
 from featureflock.evaluation.test_sets import EvaluationSet
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, resolve_compute
 from featureflock.training.validation import DivergenceError
-from featureflock.utils.files import clear_partials, write_atomically
+from featureflock.utils.files import check_regular, clear_partials, write_atomically
 
 _FORMAT = "featureflock predictions 1"
 _BATCH = 256
@@ -144,6 +144,7 @@ def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) 
     """Tensors of a cache file; None if it is missing, damaged, or belongs to other weights or another test set."""
     path = run.folder.predictions / f"{name}.safetensors"
     try:
+        check_regular(path)
         stat = path.stat()
         version = str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns
         with safetensors.safe_open(path, "pt") as file:
@@ -156,7 +157,7 @@ def read_cache(run: TrainedRun, name: str, identity: str, names: Sequence[str]) 
                     return None
                 _VERIFIED.add(version)
             return {each: file.get_tensor(each).clone() for each in names}  # a copy: the file may be replaced
-    except (OSError, KeyError, safetensors.SafetensorError):
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None
 
 

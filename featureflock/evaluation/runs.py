@@ -16,6 +16,7 @@ from featureflock.methods import METHODS
 from featureflock.training.build import rebuild
 from featureflock.training.recipe import UnregisteredComponentError, data_set_from_json
 from featureflock.training.run_folder import RunFolder
+from featureflock.utils.files import read_regular
 from featureflock.utils.registry import PLUGINS
 
 
@@ -92,7 +93,9 @@ def read_run(folder: Path | str, first_members: int | None = None) -> TrainedRun
         raise ValueError(f"{run} is not finished; resume it by the command that started it, with --resume.")
     index = run.ensemble / "ensemble.json"
     try:
-        weights = json.loads(index.read_bytes())["weights"]["sha256"]
+        weights = json.loads(read_regular(index))["weights"]["sha256"]
+    except PermissionError:
+        raise
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{index} is missing or damaged; train the run again in another folder.") from error
     recipe, environment, result = (run.read(f"{name}.json") for name in ("recipe", "environment", "result"))

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featureflock.data import content_digest
-from featureflock.utils.files import atomic_path, clear_partials
+from featureflock.utils.files import atomic_path, check_regular, clear_partials
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
 
 
 def _read(path: Path) -> Checkpoint:
+    check_regular(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping

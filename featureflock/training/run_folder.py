@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from featureflock.training.recipe import recipe_differences
-from featureflock.utils.files import write_atomically
+from featureflock.utils.files import read_regular, write_atomically
 
 try:
     import fcntl
@@ -35,6 +35,10 @@ class RunFolder:
     """Reads and writes the files of a run."""
 
     def __init__(self, path: Path) -> None:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{path} is not a name in Unicode, which safetensors needs; rename the folder.") from error
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.ensemble = path / "checkpoints", path / "ensemble"
@@ -84,7 +88,7 @@ class RunFolder:
             write_atomically(self.path / "recipe.json", _json(recipe))
             write_atomically(self.path / "inputs.json", _json(inputs))
             try:
-                earlier = json.loads((self.path / "environment.json").read_bytes())
+                earlier = json.loads(read_regular(self.path / "environment.json"))
             except (OSError, ValueError):
                 earlier = []
             write_atomically(self.path / "environment.json", _json([*earlier, environment]))
@@ -125,7 +129,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return all complete lines. A killed process may have left part of a line."""
         lines = []
-        for text in self.metrics.read_bytes().splitlines() if self.metrics.exists() else []:
+        for text in read_regular(self.metrics).splitlines() if self.metrics.exists() else []:
             with suppress(ValueError):
                 lines.append(json.loads(text))
         return lines
@@ -133,10 +137,8 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """Return the content of a JSON file."""
         try:
-            return json.loads((self.path / name).read_bytes())
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self.path / name} is missing; train the run again in another folder.") from error
-        except ValueError as error:
+            return json.loads(read_regular(self.path / name, "train the run again in another folder"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path / name} is not valid JSON; was it modified?") from error
 
 
