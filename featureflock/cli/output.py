@@ -37,12 +37,12 @@ class Output(io.TextIOBase):
         """The same stream without replacement of control characters, for text that is `printable`."""
 
     def write(self, text: str) -> int:
+        shown = text
         if self._replaces and not text.isprintable():
             parts = _COLOUR.split(text) if self.isatty() else [text]
             parts[::2] = map(printable, parts[::2])
-            self._do("write", "".join(parts))
-        else:
-            self._do("write", text)
+            shown = "".join(parts)
+        self._do("write", _encodable(shown, self.encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -58,7 +58,7 @@ class Output(io.TextIOBase):
         return True
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str | None:  # type: ignore[override]
         return self._stream.encoding
 
     @property
@@ -74,8 +74,8 @@ class Output(io.TextIOBase):
             return
         try:
             getattr(self._stream, method)(*args)
-        except OSError as error:
-            self.error = error
+        except (OSError, ValueError) as error:  # ValueError if it is closed, or an encoding is not for text
+            self.error = error if isinstance(error, OSError) else OSError(errno.EPIPE, str(error))
             # What is buffered, and what other code prints, goes nowhere; Python would fail to flush it at exit.
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), self._stream.fileno())
@@ -87,8 +87,8 @@ def safe_output() -> Iterator[None]:
     _reserve_descriptors()
     _limit_width()
     before = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as stack:
-        out, error = (Output(stack.enter_context(_replacing(stream))) for stream in before)
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        out, error = (Output(nothing if stream is None else stream) for stream in before)  # None: it was closed
         sys.stdout, sys.stderr = out, error
         try:
             yield
@@ -101,26 +101,14 @@ def safe_output() -> Iterator[None]:
             raise OSError(f"The output could not be printed ({problem.strerror}).")
 
 
-@contextlib.contextmanager
-def _replacing(stream: TextIO | None) -> Iterator[TextIO]:
-    """The stream, with "?" for characters that it cannot encode; a stream to nowhere for None, a closed descriptor."""
-    if stream is None:
-        with open(os.devnull, "w", encoding="utf-8") as nothing:
-            yield nothing
-    elif isinstance(stream, io.TextIOWrapper):
-        encoding, errors = stream.encoding, stream.errors
-        try:
-            "×".encode(encoding, "replace")
-            stream.reconfigure(errors="replace")
-        except (UnicodeError, LookupError):  # no encoding for text, such as idna
-            stream.reconfigure(encoding="utf-8", errors="replace")
-        try:
-            yield stream
-        finally:
-            with contextlib.suppress(OSError, ValueError):
-                stream.reconfigure(encoding=encoding, errors=errors)
-    else:
-        yield stream
+def _encodable(text: str, encoding: str | None) -> str:
+    """The text with "?" for characters that the encoding does not have; streams without an encoding have all."""
+    if encoding is None or text.isascii():
+        return text
+    try:
+        return text.encode(encoding, "replace").decode(encoding)
+    except (UnicodeError, LookupError):
+        return text.encode("ascii", "replace").decode()
 
 
 def _reserve_descriptors() -> None:

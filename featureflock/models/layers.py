@@ -11,7 +11,7 @@ backward pass (fan_out):
 
 from torch import Tensor, nn
 
-MAX_SIZE, MAX_DEPTH = 10**6, 10_000
+MAX_SIZE, MAX_DEPTH = 10**6, 2000
 """Largest number of channels or features, and of layers."""
 
 

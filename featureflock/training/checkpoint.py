@@ -99,6 +99,7 @@ def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
 
 
 def _read(path: Path) -> Checkpoint:
+    check_regular(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping

@@ -111,8 +111,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         usable = torch.zeros(1, device=device).device.type != "meta"
     except Exception as error:  # PyTorch raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"The device {name} is not available: {reason}") from error
+        reason = str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else type(error).__name__
+        raise ValueError(f"The device {name} is not available: {reason}.") from error
     if not usable:
         raise ValueError(f"The device {name} stores no values, so nothing can be computed on it; use cpu or cuda.")
     return device

@@ -55,7 +55,8 @@ def check_memory(recipe: Recipe, splits: Splits, compute: ComputeConfig, process
     half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type != "cpu")
     stored = graphs * activations // (2 if half else 1)
     if stored > limit:
-        text = f"A batch of {batch:,} examples needs at least {_size(stored)} in {what}, and {device} has"
+        text = f"A batch of {batch:,} examples needs at least {_size(stored)} for the activations of {graphs} network"
+        text += f"{'s' * (graphs > 1)}, and {device} has"
         raise ValueError(f"{text} {_size(limit)}; choose a smaller --batch.")
 
 

@@ -85,6 +85,10 @@ class RunFolder:
     """Reads and writes the files of a run."""
 
     def __init__(self, path: Path) -> None:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{path} is not a name in Unicode, which safetensors needs; rename the folder.") from error
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.ensemble = path / "checkpoints", path / "ensemble"

@@ -95,6 +95,12 @@ class DataSet(ABC):
         """Return the training and test examples."""
 
 
+def check_seed(name: str, seed: int) -> None:
+    """Raise ValueError unless a generator of random numbers takes the seed."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"{name} must be at least 0 and below 2^32; got {seed}.")
+
+
 def check_targets(task: Task, size: int, *parts: Examples) -> None:
     """Raise ValueError unless targets belong to a task of labels or numbers."""
     for part in parts:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featureflock.data.examples import Normalisation, TensorExamples, View
 from featureflock.data.rng import Stream, permutation
-from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
+from featureflock.data.sets.base import DATA_SETS, DataSet, Splits, check_seed
 from featureflock.data.sources.class_names import DIGITS
 
 
@@ -26,6 +26,9 @@ class Digits(DataSet):
     """1: single scans of 8 × 8, 1,200 for training. 2: two scans of the same digit side by side, 8 × 16."""
     seed: int = 0
     """Chooses the scans and pairs of the two-view digits; single scans do not depend on it."""
+
+    def __post_init__(self) -> None:
+        check_seed("seed", self.seed)
 
     def load(self) -> Splits:
         parts: tuple[tuple[Tensor, Tensor], ...]

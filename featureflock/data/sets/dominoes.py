@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featureflock.data.examples import Normalisation, TensorExamples, View
 from featureflock.data.rng import Stream, permutation
-from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
+from featureflock.data.sets.base import DATA_SETS, DataSet, Splits, check_seed
 from featureflock.data.sets.published import CIFAR10
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.class_names import CIFAR10_CLASSES as CIFAR10_NAMES
@@ -44,8 +44,7 @@ class Dominoes(DataSet):
     made_from = ("mnist", "cifar10")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.pairs_seed < 2**32:
-            raise ValueError(f"pairs_seed must be at least 0 and below 2^32; got {self.pairs_seed}.")
+        check_seed("pairs_seed", self.pairs_seed)
 
     def load(self) -> Splits:
         digits, images = load("mnist"), load("cifar10")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from featureflock.data.sets.base import DATA_SETS, DataSet, Splits
+from featureflock.data.sets.base import DATA_SETS, DataSet, Splits, check_seed
 from featureflock.data.sets.digits import Digits
 from featureflock.tasks import Task
 
@@ -23,6 +23,9 @@ class HeldOut(DataSet):
     """Number of examples held out for testing, balanced over classes if there are any."""
     seed: int = 0
     """Chooses the held-out examples."""
+
+    def __post_init__(self) -> None:
+        check_seed("seed", self.seed)
 
     @property
     def task(self) -> Task:  # type: ignore[override]
