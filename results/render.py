@@ -198,6 +198,14 @@ def member_errors(results: dict[str, Any]) -> str:
     return markdown(["", "", *keys.values()], lines, text_columns=2) + f"\n\nMeans over {len(seeds)} seeds."
 
 
+def fuzz(results: dict[str, Any]) -> str:
+    """Counts of `make fuzz`."""
+    columns = ("tried", "results", "refused", "faults")
+    lines = [[row["target"], *(f"{row[name]:,}" for name in columns)] for row in results["rows"]]
+    lines.append(["all", *(f"{sum(row[name] for row in results['rows']):,}" for name in columns)])
+    return markdown(["target", *columns], lines)
+
+
 def searches(results: dict[str, Any]) -> str:
     """Searches of `featureflock tune --reference`: Deep Ensembles, then each candidate's difference from them."""
     metrics = [find_metric(key) for key in SEARCH]

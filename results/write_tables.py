@@ -62,6 +62,7 @@ TABLES = (
     ResultTable(
         "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
     ),
+    ResultTable("docs/security.md", "fuzz", "fuzz.json", render.fuzz),
     ResultTable("docs/results.md", "headline", "repulsion_headline.json", render.headline),
     ResultTable("docs/results.md", "repulsion-fashion-mlp", "repulsion_fashion_mnist_mlp.json", render.study),
     ResultTable("docs/results.md", "repulsion-cifar10", "repulsion_cifar10.json", render.study),
