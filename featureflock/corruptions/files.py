@@ -135,8 +135,9 @@ def find_sets(folder: Path) -> list[Path]:
 
 
 def _open_array(path: Path) -> NDArray[Any]:
-    try:
+    if path.exists():
         check_regular(path)
+    try:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so the corrupted set is incomplete.") from None

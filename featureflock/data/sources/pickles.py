@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _NAMES = {"numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct", "numpy.core.numeric._frombuffer"}
 _NAMES |= {"_codecs.encode"}
 _INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
-_MAX_INSTRUCTIONS = 4_000_000  # CIFAR needs fewer than 10 for each image
+_MAX_INSTRUCTIONS = 1_000_000  # CIFAR needs fewer than 10 for each image
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = {f"{size}{kind}" for kind in ("BINBYTES", "BINUNICODE", "BINSTRING") for size in ("", "SHORT_")}

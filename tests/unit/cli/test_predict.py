@@ -1,21 +1,23 @@
 """featureflock predict: image files of every kind."""
 
 import json
-import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.hostile_files import SPECIAL, black_png
+from helpers.limits import time_limit, within_memory
 from helpers.small_ensembles import train_small
 from PIL import Image
 
 import featureflock as ff
 from featureflock import evaluation as ev
 from featureflock.cli import main as cli
-from featureflock.data import Digits
+from featureflock.data import Digits, InputFormat
 from featureflock.evaluation.classify import ClassProbability, ImagePrediction
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.models import MLPConfig
@@ -219,9 +221,32 @@ def test_sixteen_bits_with_a_transparent_colour(command, run, image, tmp_path):
     assert plain["note"] == "16 bits reduced to 8, grey"
 
 
-def test_a_pipe_is_refused(command, run, tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png is not a regular file; give an image file." in command(run, tmp_path / "pipe.png")[1]
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_files_are_refused(command, run, tmp_path, kind):
+    SPECIAL[kind](tmp_path / "special.png")
+    with time_limit():
+        assert "special.png is not a regular file; give an image file." in command(run, tmp_path / "special.png")[1]
+
+
+def test_a_line_of_a_million_pixels_takes_little_memory(trained, tmp_path):
+    Image.new("L", (1, 1_000_000), 255).save(tmp_path / "line.png")
+    assert (tmp_path / "line.png").stat().st_size < 3_000
+    inputs = InputFormat.from_json(json.loads((trained / "inputs.json").read_text()))
+
+    def read(shape):
+        image, note = replace(inputs, shape=shape).read(tmp_path / "line.png")
+        assert image.size == shape[:0:-1]
+        assert "centre of 1 × 1000000 pixels, resized" in note
+
+    for shape in ((1, 8, 8), (3, 224, 224), (3, 224, 112)):
+        assert within_memory(150, lambda shape=shape: read(shape)) == ""
+
+
+def test_an_image_that_expands_to_gigabytes_is_refused(trained, tmp_path):
+    (tmp_path / "bomb.png").write_bytes(black_png(10_000, 10_000))
+    inputs = InputFormat.from_json(json.loads((trained / "inputs.json").read_text()))
+    message = f"{tmp_path}/bomb.png has too many pixels to be decoded safely; make it smaller first."
+    assert within_memory(150, lambda: inputs.read(tmp_path / "bomb.png")) == message
 
 
 def test_networks_without_convolutions_cannot_be_explained(command, image, tmp_path):

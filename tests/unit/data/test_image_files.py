@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers.hostile_files import black_png
+from helpers.limits import within_memory
 from PIL import Image
 from torch.testing import assert_close
 
@@ -127,6 +129,50 @@ def test_a_pipe_does_not_block(tree):
     (batch,) = test.batches([torch.arange(13)], CPU)
     assert len(batch.y) == 12
     assert batch.unreadable == (f"{tree}/val/bee/pipe.png (it is not a regular file)",)
+
+
+def test_thin_images_take_little_memory(tmp_path):
+    """Scaled to 256 pixels on its shorter side, a line of 20,000 pixels would have 1.3 billion."""
+    for part in ("train", "val"):
+        for name, size in (("ant", (1, 20_000)), ("bee", (1_000_000, 1))):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", size, (200, 100, 50)).save(tmp_path / part / name / "0.png")
+
+    def read():
+        data = ImageFolder(tmp_path, size=224, workers=0).load()
+        for examples, key in ((data.train, EpochKey(0, 0)), (data.test, None)):
+            (batch,) = examples.batches([torch.arange(2)], CPU, key)
+            assert batch.x.shape == (2, 3, 224, 224)
+            assert batch.unreadable == ()
+
+    assert within_memory(200, read) == ""
+
+
+def test_only_the_middle_of_a_thin_image_is_used():
+    strip = np.zeros((1000, 10, 3), np.uint8)
+    strip[484:516] = 255
+    assert np.array(centre_crop(Image.fromarray(strip), 8, 1.0)).min() > 200
+    assert centre_crop(Image.fromarray(strip.transpose(1, 0, 2)), 224).size == (224, 224)
+
+
+def test_images_that_expand_to_gigabytes_are_skipped(tree):
+    """A PNG of 10,000 × 20,000 black pixels has 25 kB, and would have 800 MB in RGB."""
+    (tree / "val" / "bee" / "bomb.png").write_bytes(black_png(10_000, 20_000))
+    test = ImageFolder(tree, size=16, workers=0).load().test
+
+    def read():
+        (batch,) = test.batches([torch.arange(13)], CPU)
+        (skipped,) = batch.unreadable
+        assert skipped.startswith(f"{tree}/val/bee/bomb.png (Image size (200000000 pixels) exceeds limit")
+
+    assert within_memory(200, read) == ""
+
+
+def test_a_program_is_not_started_to_decode_an_image(tree):
+    """Pillow decodes PostScript with Ghostscript, whatever the name of the file."""
+    Image.new("RGB", (20, 20)).save(tree / "val" / "bee" / "page.png", "EPS")
+    (batch,) = ImageFolder(tree, size=16, workers=0).load().test.batches([torch.arange(13)], CPU)
+    assert "page.png (cannot identify image file" in batch.unreadable[0]
 
 
 def test_16_bit_images_keep_their_range_and_hidden_folders_are_ignored(tree):

@@ -113,6 +113,8 @@ def test_a_folder_that_contains_a_run_is_not_changed(tmp_path):
         ({"members": 0}, "members must be 1 to 1,000"),
         ({"seed": -1}, "seed must be 0 to 3,999,999; got -1"),
         ({"subset": 0}, "subset must be at least 1"),
+        ({"batch": 10**12}, "batch must be at most 1,000,000,000; got 1000000000000"),
+        ({"epochs": 10**30}, "epochs must be at most 1,000,000,000"),
     ],
 )
 def test_invalid_recipes_are_refused(wrong, message):
@@ -120,10 +122,22 @@ def test_invalid_recipes_are_refused(wrong, message):
         replace(SHORT, **wrong)
 
 
+@pytest.mark.parametrize("batch", [1, 50])
+def test_a_training_set_of_one_example_is_refused(tmp_path, batch):
+    with pytest.raises(
+        ValueError, match=r"The training set has 1 example; training needs at least two\. Choose a larger"
+    ):
+        train(replace(SHORT, subset=1, batch=batch), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert train(replace(SHORT, subset=2, batch=batch, epochs=1), tmp_path / "run")["train"]["examples"] == 2
+
+
 def test_unavailable_devices_are_refused(tmp_path):
     for device in ("cuda:99", "abacus"):
         with pytest.raises(ValueError, match=f"The device {device} is not available"):
             train(SHORT, tmp_path / "run", compute=ComputeConfig(device=device))
+    with pytest.raises(ValueError, match="The device meta stores no values, so nothing can be computed on it"):
+        train(SHORT, tmp_path / "run", compute=ComputeConfig(device="meta"))
     with pytest.raises(ValueError, match="--compile on does not work with --execution vectorised"):
         train(SHORT, tmp_path / "run", compute=ComputeConfig(compile="on", execution="vectorised"))
     assert not (tmp_path / "run").exists()

@@ -7,9 +7,12 @@ import os
 import pickle
 import re
 import struct
+import tarfile
 
 import numpy as np
 import pytest
+from helpers.hostile_files import SPECIAL
+from helpers.limits import time_limit, within_memory
 from helpers.published_formats import (
     OFFICIAL,
     assert_cached,
@@ -27,7 +30,7 @@ from helpers.published_formats import (
 )
 from PIL import Image
 
-from featureflock.data.sources import cache
+from featureflock.data.sources import archives, cache
 from featureflock.data.sources.cache import load
 from featureflock.data.sources.fetch import get
 from featureflock.data.sources.registry import PUBLISHED_SETS
@@ -315,3 +318,79 @@ def test_arrays_of_objects_and_other_codecs_are_refused(tmp_path):
     for data in (objects, codec):
         with pytest.raises(ValueError, match="test_batch is truncated or damaged"):
             get("cifar10", write_files(tmp_path / "mine", {**contents, "test_batch": data}))
+
+
+# ---- files that demand much memory
+
+
+GREEDY = {
+    "memo of 2²⁸ entries": b"\x80\x02Nr\xff\xff\xff\x0f.",
+    "array of 2⁴⁰ bytes": b"\x96\x00\x00\x00\x00\x00\x01\x00\x00",
+    "text of 2⁴⁰ bytes": b"\x8d\x00\x00\x00\x00\x00\x01\x00\x00",
+    "nested keys": b"\x80\x02}" + b"N" + b"q\x00\x86".join([b"h\x00"] * 60) + b"K\x01s.",
+    "many lists": b"\x80\x02" + b"](" * 50_000,
+}
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_a_small_pickle_cannot_take_much_memory(tmp_path, case, monkeypatch):
+    monkeypatch.setattr("featureflock.data.sources.pickles._MAX_INSTRUCTIONS", 10_000)
+    contents = {**pickled_files("cifar10", random_arrays("cifar10")), "data_batch_1": GREEDY[case]}
+    place = write_files(tmp_path / "mine", contents)
+    message = f"{place}/data_batch_1 is truncated or damaged: it is not a readable CIFAR batch."
+    assert within_memory(400, lambda: get("cifar10", place)) == message
+
+
+def test_nested_labels_are_not_expanded(tmp_path):
+    """Lists of ten lists of ten lists …: 10¹¹ items in 400 bytes."""
+    labels = []
+    for _ in range(11):
+        labels = [labels] * 10
+    batch = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}, 2)
+    contents = {**pickled_files("cifar10", random_arrays("cifar10")), "data_batch_1": batch}
+    place = write_files(tmp_path / "mine", contents)
+    message = f"{place}/data_batch_1 is damaged: its labels are not a list of integers."
+    assert within_memory(100, lambda: get("cifar10", place)) == message
+
+
+def header_bomb():
+    """A tar archive whose first header has a name of two million characters."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        member = tarfile.TarInfo("x")
+        member.pax_headers = {"path": "x" * 2_000_000}
+        tar.addfile(member)
+    return stream.getvalue()
+
+
+def test_archives_and_compressed_files_expand_to_a_limit(tmp_path, monkeypatch):
+    """The limit is lowered here, so that files that exceed it are made quickly."""
+    monkeypatch.setattr(archives, "MAX_BYTES", 5_000_000)
+    monkeypatch.setattr(archives, "_MAX_MEMBERS", 100)
+    zeros, name = bytes(8_000_000), OFFICIAL["cifar10"]
+    pickles = pickled_files("cifar10", random_arrays("cifar10"))
+    bombs = {
+        "a member": ({name: tar_of({"data_batch_1": zeros}, "x")}, "expands to more than 5,000,000 bytes"),
+        "another member": ({name: tar_of({"other": zeros, **pickles}, "x")}, "expands to more than 5,000,000 bytes"),
+        "a header": ({name: header_bomb()}, "is truncated or damaged: it is not a complete tar archive"),
+        "many members": (
+            {name: tar_of({str(k): b"" for k in range(101)}, "x")},
+            "has more than 100 files; it is another archive",
+        ),
+        "a file": ({**pickles, "data_batch_2": gzip.compress(zeros)}, "data_batch_2 is larger than all files of this"),
+        "several files": (
+            {key: gzip.compress(bytes(2_000_000)) for key in pickles},
+            "data_batch_3 is larger than all files of this data set",
+        ),
+    }
+    for case, (contents, message) in bombs.items():
+        place = write_files(tmp_path / case, contents)
+        assert message in within_memory(150, lambda place=place: get("cifar10", place)), case
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_files_are_not_read(tmp_path, kind):
+    SPECIAL[kind](tmp_path / OFFICIAL["cifar10"])
+    for place in (tmp_path, tmp_path / OFFICIAL["cifar10"]):
+        with time_limit(), pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz is not a regular file\."):
+            get("cifar10", place)
