@@ -1,15 +1,18 @@
 """Rendezvous: every process connects to the key-value store that torchrun, or rank 0, hosts at MASTER_ADDR:MASTER_PORT.
 
 A launcher sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. What goes wrong here is an error of the launch, so each
-error is one sentence that names the variable, host or port. A connection is tried with plain sockets first, because
-PyTorch's own errors come with pages of C++ frames.
+error is one sentence that names the variable, host or port. A connection is tried with plain sockets first: PyTorch's
+own errors do not tell an unknown host from a missing process.
 """
 
 import errno
 import os
 import socket
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -59,8 +62,9 @@ def connect(launch: Launch, timeout: float, connections: int = 2) -> list[Any]:
     opened: list[list[Any] | DistError] = []
     # PyTorch waits for an answer without end, if another program listens; a daemon thread may be left waiting.
     thread = threading.Thread(target=lambda: opened.append(_open(launch, timeout, connections)), daemon=True)
-    thread.start()
-    thread.join(max(1.0, deadline - time.monotonic()))
+    with _without_native_messages():
+        thread.start()
+        thread.join(max(1.0, deadline - time.monotonic()))
     if not opened:
         raise RendezvousError(f"What listens on {where} is not the store of these processes; choose another port.")
     if isinstance(opened[0], DistError):
@@ -84,6 +88,20 @@ def _open(launch: Launch, timeout: float, connections: int) -> list[Any] | DistE
         ]
     except DistError as error:
         return error
+
+
+@contextmanager
+def _without_native_messages() -> Iterator[None]:
+    """Discard what C++ code prints: pages of stack frames for each failed connection."""
+    sys.stderr.flush()
+    saved, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nothing)
 
 
 def _find_host(host: str, timeout: float) -> None:

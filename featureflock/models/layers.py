@@ -17,7 +17,8 @@ MAX_SIZE, MAX_DEPTH = 10**6, 2000
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Convolution with "same" padding at stride 1. It has no bias, because BatchNorm would remove it."""
-    check_positive("channels", inputs)
+    if inputs < 1:
+        raise ValueError(f"channels must be at least 1; got {inputs}.")
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 

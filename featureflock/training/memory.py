@@ -40,7 +40,9 @@ def check_memory(recipe: Recipe, splits: Splits, compute: ComputeConfig, process
             network = recipe.model.extractor(shape)
             if recipe.model.share(network, members) is not None:
                 members = 1
-    except Exception:  # the real network reports it
+    except ValueError:  # sizes that do not fit
+        raise
+    except Exception:
         return
     members = -(-members // processes[0])
     parameters = sum(p.numel() * p.element_size() for p in network.parameters())

@@ -1,6 +1,8 @@
 """Errors of a launch: each is one sentence that names what is wrong."""
 
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -63,6 +65,24 @@ def test_a_port_that_is_used_by_another_program(launch, listener):
         connect(launch(MASTER_PORT=listener), 1)
     with pytest.raises(RendezvousError, match=rf"What listens on 127\.0\.0\.1:{listener} .* is not the store"):
         connect(launch(RANK=1, MASTER_PORT=listener), 1)
+
+
+def test_a_program_that_answers_something_else(launch, capfd):
+    """As a web server does, which closes the connection."""
+
+    def answer():
+        for _ in range(20):
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(RendezvousError, match=r"is not the store|cannot be used") as caught:
+            connect(launch(RANK=1, MASTER_PORT=server.getsockname()[1]), 2)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_host_that_is_unknown(launch, monkeypatch):
