@@ -1,15 +1,17 @@
 """Targets of the Python API: valid arguments, of which one or two are changed."""
 
+import dataclasses
 import math
+from typing import get_args, get_type_hints
 
 import torch
-from helpers.short_runs import METHODS
+from helpers.short_runs import METHODS, SHORT
 from hypothesis import strategies as st
 from torch import nn
 
 import featureflock as ff
 from featureflock import evaluation
-from featureflock.methods import Single
+from featureflock.methods import Method, Single
 from featureflock.tasks import Classification, HeteroscedasticRegression, MultiLabel, Regression
 from fuzz.attempts import attempt, target
 from fuzz.mutations import damaged_argument
@@ -168,3 +170,33 @@ def evaluate(data) -> None:
     ens = _build(METHODS[1], "classes")
     batch = _damaged(data, x=_inputs(), y=LABELS)
     attempt(lambda: ff.calibrate(ens, [(batch["x"], batch["y"])]))
+
+
+SETTINGS = (0, 1, -1, 2.5, math.nan, math.inf, -math.inf, -0.0, 1e-300, 1e300, 10**30, 3, 0.5, 4_000_000)
+COMPONENTS = [ff.Cauchy, ff.Normal, ff.RBF, ff.WGD, ff.SVGD, ff.SteinWGD, Regression, Classification]
+COMPONENTS += [type(method) for method in METHODS]
+
+
+def _numbers(data, component) -> dict[str, float]:
+    """Any numbers for one or two of the fields that are numbers."""
+    hints = get_type_hints(component)
+    kinds = {field.name: {hints[field.name], *get_args(hints[field.name])} for field in dataclasses.fields(component)}
+    names = [name for name, each in kinds.items() if {int, float} & each and ... not in each]
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)) if names else []
+    return {name: data.draw(st.sampled_from(SETTINGS)) for name in chosen}
+
+
+@target("settings of components")
+def components(data) -> None:
+    """Priors, kernels, rules, tasks and methods with any numbers in their fields."""
+    component = data.draw(st.sampled_from(COMPONENTS))
+    values = _numbers(data, component)
+    made = attempt(lambda: component(**values))
+    if isinstance(made, Method):
+        attempt(lambda: _build(made, "classes"))
+
+
+@target("settings of a recipe")
+def recipe(data) -> None:
+    values = _numbers(data, type(SHORT))
+    attempt(lambda: dataclasses.replace(SHORT, **values))

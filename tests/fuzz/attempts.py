@@ -1,16 +1,18 @@
 """The rule, the registry of targets, and the counts.
 
 A call may return a result without NaN, or raise a ValueError or OSError whose message is one sentence. Anything else is
-a fault: other exceptions, messages of several lines, messages of Python's own readers, and NaN without a word.
+a fault: other exceptions, messages of several lines or of Python's own readers, NaN without a word, and no answer.
 """
 
 import json
 import re
+import signal
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ TARGETS: dict[str, Target] = {}
 """What is fuzzed, by title."""
 COUNTS: dict[str, Counter[str]] = {}
 """For each target, the number of results and of refusals."""
+
+SECONDS = 30
+"""Time limit of a call; even the slowest take less than a second."""
 
 _OWN_WORDS = re.compile(r"object is not|has no attribute|unexpected keyword|positional argument|list indices")
 _current = "other"
@@ -40,7 +45,7 @@ def target(title: str) -> Callable[[Target], Target]:
 
 def attempt(function: Callable[[], Any], *, nan_allowed: bool = False) -> Any:
     """Call a function, apply the rule and count. Returns the result, or None if it was refused."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _time_limit():
         warnings.simplefilter("ignore")
         try:
             result = function()
@@ -51,6 +56,25 @@ def attempt(function: Callable[[], Any], *, nan_allowed: bool = False) -> Any:
     COUNTS.setdefault(_current, Counter())["results"] += 1
     assert nan_allowed or not has_nan(result), f"NaN without a word: {result}"
     return result
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise AssertionError in a call that takes too long, where the platform has timers."""
+
+    def stop(*_: Any) -> NoReturn:
+        raise AssertionError(f"No answer within {SECONDS} seconds.")
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def check_sentence(error: Exception) -> None:

@@ -1,6 +1,7 @@
 """Valid files to damage, made once per process, and a context in which one of them has other content."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +22,27 @@ _folder = tempfile.TemporaryDirectory(prefix="featureflock-fuzz-")
 SCRATCH = Path(_folder.name)
 
 
+RECIPE = replace(SHORT, epochs=2, subset=100, batch=50)
+
+
 @cache
 def run() -> Path:
     """A finished run, with two checkpoints."""
-    train(replace(SHORT, epochs=2, subset=100, batch=50), SCRATCH / "run")
+    train(RECIPE, SCRATCH / "run")
     return SCRATCH / "run"
+
+
+@cache
+def unfinished_run() -> Path:
+    """The same run, as it was before its last epoch."""
+    folder = shutil.copytree(run(), SCRATCH / "unfinished")
+    for name in ("manifest.json", "result.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "ensemble")
+    max((folder / "checkpoints").iterdir()).unlink()
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:1]))
+    return folder
 
 
 @cache

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from helpers.published_formats import idx_files, pickled_files, png_files, random_arrays
-from helpers.short_runs import SHORT
+from helpers.short_runs import SHORT, same, weights
 from hypothesis import strategies as st
 
 import featureflock as ff
@@ -20,10 +21,12 @@ from featureflock.data.input_format import InputFormat
 from featureflock.data.sources import cache as data_cache
 from featureflock.data.sources.archives import DataFile
 from featureflock.data.sources.formats import CIFAR10_BATCHES, CIFAR10_PNG_ROWS, idx_layout
+from featureflock.evaluation.predictions import read_cache, write_cache
 from featureflock.evaluation.results import EvaluationResults
 from featureflock.evaluation.runs import read_run
 from featureflock.evaluation.tables_of_inputs import read_rows
-from featureflock.training import Recipe
+from featureflock.reports.write import write_report
+from featureflock.training import Recipe, train
 from featureflock.training.checkpoint import read_newest
 from featureflock.training.checkpoint import write as write_checkpoint
 from fuzz import files
@@ -208,3 +211,39 @@ def cached_data(data) -> None:
 @cache
 def _cached() -> Path:
     return data_cache.store("cifar10", random_arrays("cifar10", 4, 2), source="random", published=False)
+
+
+@target("reports from results.json")
+def report(data) -> None:
+    """A value that was changed on purpose may be a result, and then it can be shown."""
+    path = files.results()
+    with files.content(path, json.dumps(data.draw(damaged_json(json.loads(path.read_bytes())))).encode()):
+        results = attempt(lambda: EvaluationResults.read(path))
+    if results is not None:
+        png = files.image("png")
+        page = attempt(lambda: write_report(results, defaultdict(png.read_bytes), files.SCRATCH / "report"))
+        assert page is None or b"<script>alert" not in page.read_bytes()
+
+
+@target("resuming a run")
+def resume(data) -> None:
+    """An unfinished run, one of whose files was changed. A result is that of the run without the change."""
+    folder = files.SCRATCH / "resumed"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(files.unfinished_run(), folder)
+    names = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
+    path = data.draw(st.sampled_from(names))
+    path.write_bytes(damaged(data, path.read_bytes()))
+    if attempt(lambda: train(files.RECIPE, folder, resume=True)) is not None:
+        assert same(weights(folder), weights(files.run()))
+
+
+@target("cached predictions")
+def cached_predictions(data) -> None:
+    run, tensors = read_run(files.run()), {"log_probs": torch.linspace(-9, 0, 120).view(3, 4, 10)}
+    path = run.folder.predictions / "clean.safetensors"
+    if not path.exists():
+        write_cache(run, "clean", "identity", tensors)
+    with files.content(path, data.draw(damaged_bytes(path.read_bytes()))):
+        read = attempt(lambda: read_cache(run, "clean", "identity", tuple(tensors)))
+    assert read is None or all(torch.equal(read[name], tensors[name]) for name in tensors)

@@ -5,10 +5,11 @@ import pytest
 from fuzz import api, readers  # noqa: F401 — registers the targets
 from fuzz.attempts import COUNTS, TARGETS, fuzz
 
-EXAMPLES = {"losses of all methods": 40, "predictions": 30, "metrics": 80, "images": 40, "evaluate and calibrate": 20}
+EXAMPLES = {"resuming a run": 4, "reports from results.json": 8, "evaluate and calibrate": 8, "metrics": 60}
+"""Number of cases, if it is not 20."""
 
 
 @pytest.mark.parametrize("title", TARGETS)
 def test_every_case_is_a_result_or_a_sentence(title):
-    fuzz(title, EXAMPLES.get(title, 25))
-    assert sum(COUNTS[title].values()) > 10
+    fuzz(title, EXAMPLES.get(title, 20))
+    assert COUNTS[title].total() >= EXAMPLES.get(title, 20)

@@ -117,7 +117,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """Count, confidence and accuracy for each bin of the top probability."""
-    if not isinstance(bins, int) or not 1 <= bins <= _MAX_BINS:
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 1 <= bins <= _MAX_BINS:
         raise ValueError(f"bins must be an integer from 1 to {_MAX_BINS:,}; got {bins!r:.20}.")
     p = checked_probs(probs)
     return _reliability(*_top(p, checked_labels(labels, p)), bins)
