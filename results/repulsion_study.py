@@ -1,10 +1,10 @@
-"""The repulsion study (docs/notes/study_protocol.md): tuning on Fashion-MNIST, and results that grow run by run.
+"""The repulsion study (docs/notes/study_protocol.md): tuning, and results that grow run by run.
 
-    python results/repulsion_study.py tune mlp deep-ensembles tuning
+    python results/repulsion_study.py tune fashion-mlp adp tuning
     featureflock reproduce repulsion-cifar10 --scale laptop --out runs --shard 1/2
     python results/repulsion_study.py add runs/laptop repulsion-cifar10 --human-labels cifar10h-counts.npy
 
-tune   tunes one method within the budget of the protocol, and writes results/tuning_fashion_SETTING_METHOD.json
+tune   tunes one method on held-out images, adds it to results/tuning_SETTING.json, and prints what is chosen
 add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
        results/repulsion_headline.json. Runs in these files are not measured again, so they may come from several
        machines. Until all runs are there, the table has rows with fewer seeds
@@ -15,26 +15,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import collect
 
 from featureflock.core.priors import Cauchy
+from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureWGD, FunctionWGD, WeightWGD
 from featureflock.studies import STUDIES, StudyRun, measure_study, study_results, study_runs, tune
+from featureflock.studies.study import PAPER
 from featureflock.training import ComputeConfig
 from featureflock.utils.files import write_atomically
 from featureflock.utils.provenance import provenance
 
 FOLDER = Path(__file__).parent
 EAGER = ComputeConfig(compile="off")
-PRECISIONS, REPULSIONS = (1e-4, 3e-4, 1e-3), (1.0, 2.0, 3.0, 5.0, 8.0, 12.0)
-RATES = {"mlp": (0.0075, 0.015, 0.03, 0.06, 0.12), "cnn": (0.05, 0.1, 0.2, 0.4)}
-"""Learning rates of Deep Ensembles; the other methods use the best one."""
-FIRST_RATE = {"mlp": 0.03, "cnn": 0.2}
+RATES = {"learning_rate": (0.05, 0.1, 0.2, 0.4), "weight_decay": (5e-5, 5e-4, 2e-3)}
+"""Of Deep Ensembles; the other methods use the best ones."""
 METHODS = {
     "deep-ensembles": DeepEnsembles(),
-    "feature-wgd": FeatureWGD(Cauchy(3e-4), repulsion=3.0),
+    "feature-wgd": FeatureWGD(Cauchy(3e-4), repulsion=8.0),
     "function-wgd": FunctionWGD(),
     "weight-wgd": WeightWGD(),
     "adp": ADP(),
@@ -42,34 +42,95 @@ METHODS = {
 }
 
 
+class Search(NamedTuple):
+    """How methods are tuned in one setting."""
+
+    study: str
+    change: dict[str, Any]
+    """Fields of the recipe that differ from the test runs."""
+    options: dict[str, Any]
+    """Arguments of `tune`."""
+    spaces: dict[str, list[dict[str, tuple[Any, ...]]]]
+    """By method, one or several search spaces; by default that of the method."""
+
+
+def _repulsions(*points: tuple[float, tuple[float, ...]]) -> list[dict[str, tuple[Any, ...]]]:
+    return [{"method.prior.precision": (precision,), "method.repulsion": values} for precision, values in points]
+
+
+_FASHION = {"budget": 12, "seeds": 2, "held_out": 10_000, "corrupted_examples": 1_000}
+SEARCHES = {
+    "fashion-mlp": Search("repulsion-fashion-mnist-mlp", {}, _FASHION, {}),
+    "fashion-cnn": Search(
+        "repulsion-fashion-mnist-cnn",
+        {},
+        _FASHION,
+        {
+            "deep-ensembles": [RATES],
+            "feature-wgd": _repulsions((3e-4, (8.0, 3.0, 5.0, 12.0)), (1e-3, (3.0, 8.0, 12.0))),
+        },
+    ),
+    "cifar100": Search(
+        "repulsion-cifar100",
+        {"epochs": 3},
+        {"budget": 2, "seeds": 1, "held_out": 5_000, "corrupted_examples": 400},
+        {"deep-ensembles": [{"epochs": (3,)}], "feature-wgd": _repulsions((1.5e-3, (10.0, 5.0)), (5e-3, (10.0, 5.0)))},
+    ),
+}
+
+
 def tune_method(setting: str, name: str, folder: Path) -> dict[str, Any]:
-    """Tune a method with the protocol's budget and rule."""
-    recipe = replace(STUDIES[f"repulsion-fashion-mnist-{setting}"].rows[0].recipe, method=METHODS[name], members=5)
-    space: dict[str, Any] | None = None
-    if name == "deep-ensembles":
-        recipe = replace(recipe, learning_rate=FIRST_RATE[setting], weight_decay=5e-4)
-        space = {"learning_rate": RATES[setting], "weight_decay": (5e-5, 5e-4, 2e-3, 5e-3)}
-    elif name == "feature-wgd":
-        space = {"method.prior.precision": PRECISIONS, "method.repulsion": REPULSIONS}
-    tuning = tune(
-        recipe,
-        folder,
-        space=space,
-        budget=12,
-        seeds=2,
-        by="corrupted_nll",
-        accuracy_tolerance=0.002 if name == "deep-ensembles" else None,
-        held_out=10_000,
-        corrupted_examples=1_000,
-        compute=EAGER,
-        log=print,
-    )
-    results = {"recipe": recipe.to_json(), "methods": [tuning.to_json()], "provenance": provenance()}
-    return collect.tuning(results, [*tuning_metrics()])
+    """Tune a method as the protocol says; the result is added to that of the methods tuned before."""
+    search = SEARCHES[setting]
+    recipe = replace(STUDIES[search.study].rows[0].recipe, method=METHODS[name], members=5, **search.change)
+    searches = [
+        tune(
+            recipe,
+            folder,
+            space=space,
+            by="corrupted_nll",
+            accuracy_tolerance=0.002 if name == "deep-ensembles" else None,
+            compute=EAGER,
+            log=print,
+            **search.options,
+        ).to_json()
+        for space in search.spaces.get(name, [None])
+    ]
+    tuned = searches[0] | {"candidates": [candidate for one in searches for candidate in one["candidates"]]}
+    file = results_file(f"tuning-{setting}")
+    before = json.loads(file.read_text())["methods"] if file.exists() else []
+    methods = [method for method in before if method["method"] != tuned["method"]] + [tuned]
+    results = {"recipe": recipe.to_json(), "methods": methods, "provenance": provenance()}
+    return collect.tuning(results, ["corrupted_nll", "corrupted_accuracy", "corrupted_brier", "corrupted_ece"])
 
 
-def tuning_metrics() -> list[str]:
-    return ["corrupted_nll", "corrupted_accuracy", "corrupted_brier", "corrupted_ece"]
+def chosen(methods: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The choice of the protocol by method: the largest mean relative gain over Deep Ensembles in the endpoints.
+
+    Candidates that are behind Deep Ensembles on an endpoint are chosen only if all are. Compared are the candidates
+    with the most seeds, with the same seeds of Deep Ensembles' best.
+    """
+    (baseline,) = [method["candidates"][0]["seeds"] for method in methods if method["method"] == DeepEnsembles.title]
+    choice = {}
+    for method in methods:
+        if method["method"] == DeepEnsembles.title:
+            continue
+        candidates = [candidate for candidate in method["candidates"] if not candidate["diverged"]]
+        most = max(len(candidate["seeds"]) for candidate in candidates)
+        ranked = [candidate for candidate in candidates if len(candidate["seeds"]) == most]
+        best = max(ranked, key=lambda candidate: _gains(candidate["seeds"], baseline))
+        choice[method["method"]] = best["values"] | {"gain": _gains(best["seeds"], baseline)[1]}
+    return choice
+
+
+def _gains(ours: dict[str, dict[str, float]], theirs: dict[str, dict[str, float]]) -> tuple[bool, float]:
+    """Whether no endpoint is behind, and the mean relative gain."""
+    gains = []
+    for key in PAPER:
+        sign = 1 if METRICS[key].better == "higher" else -1
+        a, b = (sum(one[seed][key] for seed in ours) for one in (ours, theirs))
+        gains.append(sign * (a - b) / b)
+    return min(gains) >= 0, sum(gains) / len(gains)
 
 
 def results_file(name: str) -> Path:
@@ -136,8 +197,8 @@ def headline() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    tuner = commands.add_parser("tune", help="tune a method on held-out images of Fashion-MNIST")
-    tuner.add_argument("setting", choices=list(RATES))
+    tuner = commands.add_parser("tune", help="tune a method on held-out images")
+    tuner.add_argument("setting", choices=list(SEARCHES))
     tuner.add_argument("method", choices=list(METHODS))
     tuner.add_argument("folder", type=Path, help="folder for the runs")
     adder = commands.add_parser("add", help="add finished runs to the results of a study")
@@ -148,14 +209,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "tune":
         results = tune_method(options.setting, options.method, options.folder)
-        file = results_file(f"tuning_fashion_{options.setting}_{options.method}")
+        file = results_file(f"tuning-{options.setting}")
     else:
         results = add(options.name, options.folder, options.human_labels, options.seeds)
         file = results_file(options.name)
         for row in results["rows"]:
             print(f"{row['title']}: {row['ours']['accuracy']['seeds']} seeds")
     _write(file, results)
-    if options.command == "add":
+    if options.command == "tune":
+        for method, values in chosen(results["methods"]).items():
+            print(f"{method}: {values}")
+    else:
         _write(results_file("repulsion-headline"), headline())
 
 
