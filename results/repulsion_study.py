@@ -23,6 +23,7 @@ from featureflock.core.priors import Cauchy
 from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureWGD, FunctionWGD, WeightWGD
 from featureflock.studies import STUDIES, StudyRun, measure_study, study_results, study_runs, tune
+from featureflock.studies.search_space import with_values
 from featureflock.studies.study import PAPER
 from featureflock.training import ComputeConfig
 from featureflock.utils.files import write_atomically
@@ -85,7 +86,7 @@ def tune_method(setting: str, name: str, folder: Path) -> dict[str, Any]:
     recipe = replace(STUDIES[search.study].rows[0].recipe, method=METHODS[name], members=5, **search.change)
     searches = [
         tune(
-            recipe,
+            recipe if space is None else with_values(recipe, {field: values[0] for field, values in space.items()}),
             folder,
             space=space,
             by="corrupted_nll",
