@@ -88,7 +88,8 @@ def terminal_table(table: Table, transposed: bool = False) -> RichTable:
 def _terminal_cell(cell: TableCell) -> Text:
     """Number, deviation and significance, and the interval on a second line: narrow, and never broken after a ±."""
     number = (cell.text, f"±{cell.spread}" if cell.spread else "", SYMBOLS[cell.significance])
-    return Text(f"{' '.join(filter(None, number))}\n{cell.detail}".strip(), style="bold" if cell.best else "")
+    detail = cell.detail.replace(", p ", "\np ")
+    return Text(f"{' '.join(filter(None, number))}\n{detail}".strip(), style="bold" if cell.best else "")
 
 
 def _written(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:

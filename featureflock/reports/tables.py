@@ -148,7 +148,7 @@ def differences(
 def beside_paper(results: dict[str, Any]) -> Table:
     """The results of `reproduce` beside the paper's numbers, with differences vs Deep Ensembles."""
     rows = results["rows"]
-    metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    metrics = [find_column(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
     headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(metric_header, metrics)]
     ours = []
     for row in rows:
@@ -185,7 +185,7 @@ def beside_paper(results: dict[str, Any]) -> Table:
 def metrics_in(results: EvaluationResults, *groups: Group) -> list[Metric]:
     """Metrics of these table groups that at least one row has a value for."""
     keys = dict.fromkeys(key for group in results.groups for key in group.metrics)
-    return sorted((m for m in map(_metric, keys) if m.group in groups), key=lambda m: groups.index(m.group))
+    return sorted((m for m in map(find_column, keys) if m.group in groups), key=lambda m: groups.index(m.group))
 
 
 def significance(metric: Metric, difference: PairedDifference) -> Significance:
@@ -228,7 +228,7 @@ def plural(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 'es' if one.endswith('s') else 's'}"
 
 
-def _metric(key: str) -> Metric:
+def find_column(key: str) -> Metric:
     """The registered metric, or a plain column for a key that is not registered here."""
     try:
         return find_metric(key)

@@ -97,7 +97,7 @@ def truncate(file):
         (lambda f: (f / "images" / "maps.png").unlink(), r"maps\.png, named in results\.json, is missing; evaluate"),
         (lambda f: truncate(f / "images" / "maps.png"), r"maps\.png, .* is not a PNG image; evaluate"),
         (lambda f: Image.new("L", (8, 8)).save(f / "images" / "maps.png", "GIF"), r"maps\.png, .* is not a PNG image"),
-        (lambda f: shutil.rmtree(f / "images"), r"disputed-10\.png, named in results\.json, is missing"),
+        (lambda f: shutil.rmtree(f / "images"), r"disputed-clean-0\.png, named in results\.json, is missing"),
     ],
     ids=[
         *("version", "list", "cut", "type", "NaN", "brackets", "huge", "no runs"),
