@@ -23,10 +23,10 @@ _PANELS: dict[str, tuple[Group, ...]] = {
     "Clean test set": ("clean", "human"),
     "Corrupted test sets": ("corrupted",),
     "Corrupted test sets by severity": ("severity",),
+    "Before calibration": ("uncalibrated",),
     "Only one view": ("views",),
     "OOD detection": ("ood",),
     "Members": ("members",),
-    "Before calibration": ("uncalibrated",),
 }
 """Panels and their groups of metrics."""
 _LEFT, _TOP, _BOTTOM, _STEP, _GAP = 128, 26, 42, 9, 9

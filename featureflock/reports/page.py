@@ -54,7 +54,7 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
         ("members", "Members", figures.member_accuracies(rows), members if ensembles else None),
         ("views", "Which view members use", view_figure(rows), views, view_differences),
         ("maps", "Class activation maps", cam_figure(results, images, rows), figures.map_similarity(rows)),
-        ("disagreement", f"{'Images' if shown else 'Examples'} that members disagree on", *disputed),
+        ("disagreement", f"Disputed {'images' if shown else 'examples'}", *disputed),
         ("calibration", "Calibration", figures.reliability_diagram(rows), uncalibrated),
         ("uncertainty", "Uncertainty", figures.risk_coverage_curve(rows), ood, ood_table(rows)),
         ("training", "Training", figures.training_curves(rows)),

@@ -33,6 +33,8 @@ class TableCell:
     """Standard deviation over seeds."""
     detail: str = ""
     """Text after the number, such as a confidence interval."""
+    p_value: str = ""
+    """Corrected p-value of a difference."""
     value: float | None = None
     """Sort key. Cells without one are sorted by their text, or last in a column of numbers."""
     best: bool = False
@@ -45,7 +47,8 @@ class TableCell:
     @property
     def plain(self) -> str:
         """The whole cell on one line."""
-        parts = (self.text, f"± {self.spread}" if self.spread else "", self.detail, SYMBOLS[self.significance])
+        detail = ", ".join(filter(None, (self.detail, self.p_value)))
+        parts = (self.text, f"± {self.spread}" if self.spread else "", detail, SYMBOLS[self.significance])
         return " ".join(filter(None, parts))
 
 
@@ -257,9 +260,9 @@ def difference_cell(metric: Metric, difference: PairedDifference | None) -> Tabl
         return MISSING
     low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
     interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
-    if difference.p_holm is not None:
-        interval += f", p {_p_text(difference.p_holm)}"
-    return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
+    p_value = "" if difference.p_holm is None else f"p {_p_text(difference.p_holm)}"
+    outcome = significance(metric, difference)
+    return TableCell(text, detail=interval, p_value=p_value, value=difference.mean, significance=outcome)
 
 
 def _p_text(p: float) -> str:

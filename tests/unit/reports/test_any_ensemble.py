@@ -78,7 +78,7 @@ def test_the_page_has_all_tables_and_figures(tmp_path):
         "severities 3, 12",
         "OOD detection by uncertainty measure",
         "Reliability diagrams",
-        "Examples that members disagree on",
+        "Disputed examples",
         "owl",
         "Predictions were given as arrays",
     ):
