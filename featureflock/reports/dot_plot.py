@@ -29,6 +29,7 @@ _PANELS: dict[str, tuple[Group, ...]] = {
     "Members": ("members",),
 }
 """Panels and their groups of metrics."""
+_SAME_AXIS = ("Clean test set", "Corrupted test sets")
 _LEFT, _TOP, _BOTTOM, _STEP, _GAP = 128, 26, 42, 9, 9
 """Margins, distance between two methods, and between two metrics."""
 _SMALLEST = 1e-9
@@ -77,13 +78,18 @@ def metric_dots(results: EvaluationResults, rows: Sequence[ReportRow]) -> Figure
         return None
     compared = [row for row in rows if row.group.differences]
     baseline = in_words(dict.fromkeys(row.group.baseline or "" for row in compared))
-    x_range = _range([dot for metrics in panels.values() for _, dots in metrics for dot in dots])
-    drawn = [_panel(title, baseline, metrics, x_range) for title, metrics in panels.items()]
+    shown = {title: [dot for _, dots in metrics for dot in dots] for title, metrics in panels.items()}
+    main = [dot for title in _SAME_AXIS for dot in shown.get(title, [])]
+    drawn = [
+        _panel(title, baseline, metrics, _range(main if title in _SAME_AXIS else shown[title]))
+        for title, metrics in panels.items()
+    ]
+    same = " The first two panels have the same axis." if all(title in panels for title in _SAME_AXIS) else ""
     caption = (
         f"Improvement over {baseline}, relative to its value; for accuracies and other percentages that should be "
         "high, relative to the distance from 100 % (the error rate). Better is to the right for every metric. Lines "
         "are 95 % intervals over the shared seeds, cut at the ends of the axis; filled markers are significant, hollow "
-        "ones are not. All panels have the same axis."
+        f"ones are not.{same}"
     )
     if results.task == "regression":
         caption += " The NLL is that of a density, which has no zero: 0.01 nats count as 1 %."

@@ -15,7 +15,10 @@ _DISPLAY = 112
 """Size of a disputed image on the page, in CSS pixels."""
 _KINDS = {
     "clean": ("Clean test set", "The most disputed examples of the clean test set."),
-    "corrupted": ("Corrupted test sets", "At most one image of each corrupted test set, as far as there are enough."),
+    "corrupted": (
+        "Corrupted test sets",
+        "The most disputed image of each test set first; an image appears once.",
+    ),
     "ood": ("OOD sets", "The most disputed inputs of each OOD set in turn. None of the classes is correct."),
 }
 """Title and choice for each kind of test set."""
