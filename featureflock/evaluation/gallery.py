@@ -75,29 +75,45 @@ class VotedSet(NamedTuple):
 def disputed_examples(test_sets: Iterable[VotedSet], count: int = DISPUTED) -> tuple[list[DisputedExample], Images]:
     """For each kind of test set, the `count` examples that members dispute most, and their images.
 
-    Of several test sets of a kind, the most disputed example of each comes first, then the second of each, and so on.
-    An image appears once among the corrupted ones.
+    Several test sets of a kind take turns, the one with the most disputed example first. An image appears once among
+    the corrupted ones.
     """
-    candidates: dict[Kind, list[tuple[int, DisputedExample, VotedSet]]] = {}
+    candidates: dict[Kind, list[list[_Candidate]]] = {}
     for test_set in test_sets:
         if test_set.kind in ("clean", "corrupted", "ood"):
-            ranked = enumerate(_most_disputed(test_set, count))
-            candidates.setdefault(test_set.kind, []).extend((rank, each, test_set) for rank, each in ranked)
+            found = [_Candidate(example, test_set) for example in _most_disputed(test_set, count)]
+            candidates.setdefault(test_set.kind, []).append(found)
     examples, images = [], {}
-    for kind, found in candidates.items():
-        found.sort(key=lambda entry: (entry[0], -entry[1].mutual_information))  # stable: then by test set
-        chosen: dict[tuple[str, int], tuple[DisputedExample, VotedSet]] = {}
-        for _, example, test_set in found:
-            image = ("" if kind == "corrupted" else example.test_set, example.position)
-            chosen.setdefault(image, (example, test_set))
-        for k, (example, test_set) in enumerate(list(chosen.values())[:count]):
+    for kind, queues in candidates.items():
+        for k, (example, test_set) in enumerate(_in_turn(queues, count)):
             pixels = None if test_set.load is None else _pixels(test_set.load(torch.tensor([example.position])))
             if pixels is not None:
-                name, image_k = f"disputed-{kind}-{k + 1}.png", Image.fromarray(pixels[0])
-                image_k.thumbnail((MAX_SIZE, MAX_SIZE))
-                example, images[name] = replace(example, image=name), _png(image_k)
+                name, image = f"disputed-{kind}-{k + 1}.png", Image.fromarray(pixels[0])
+                image.thumbnail((MAX_SIZE, MAX_SIZE))
+                example, images[name] = replace(example, image=name), _png(image)
             examples.append(example)
     return examples, images
+
+
+class _Candidate(NamedTuple):
+    example: DisputedExample
+    test_set: VotedSet
+
+    @property
+    def image(self) -> tuple[str, int]:
+        """The image before it was corrupted."""
+        return "" if self.test_set.kind == "corrupted" else self.test_set.name, self.example.position
+
+
+def _in_turn(queues: list[list[_Candidate]], count: int) -> list[_Candidate]:
+    """The first of each queue whose image is not chosen yet, then the next of each, and so on."""
+    chosen: dict[tuple[str, int], _Candidate] = {}
+    while len(chosen) < count and (queues := [queue for queue in queues if queue]):
+        for queue in sorted(queues, key=lambda queue: -queue[0].example.mutual_information):
+            if (first := next((each for each in queue if each.image not in chosen), None)) is not None:
+                chosen[first.image] = first
+        queues = [[each for each in queue if each.image not in chosen] for queue in queues]
+    return list(chosen.values())[:count]
 
 
 def _most_disputed(test_set: VotedSet, count: int) -> list[DisputedExample]:

@@ -17,9 +17,9 @@ _KINDS = {
     "clean": ("Clean test set", "The most disputed examples of the clean test set."),
     "corrupted": (
         "Corrupted test sets",
-        "The most disputed image of each test set first; an image appears once.",
+        "The test sets take turns; an image appears once.",
     ),
-    "ood": ("OOD sets", "The most disputed inputs of each OOD set in turn. None of the classes is correct."),
+    "ood": ("OOD sets", "The OOD sets take turns. None of the classes is correct."),
 }
 """Title and choice for each kind of test set."""
 _MEASURE = (
