@@ -7,7 +7,8 @@
 Several methods and seeds are compared as run folders are: means over seeds, and differences paired by seed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any, overload
 
@@ -19,13 +20,14 @@ from featureflock.evaluation.arrays import LOG_ZERO
 from featureflock.evaluation.calibration import BOUNDS
 from featureflock.evaluation.choose_calibration import at_lower_bound, held_out_calibration, held_out_note
 from featureflock.evaluation.comparison import ComparedGroup, compare, notes
-from featureflock.evaluation.gallery import MemberVotes, disputed_examples
+from featureflock.evaluation.endpoints import default_endpoints
+from featureflock.evaluation.gallery import MemberVotes, VotedSet, disputed_examples
 from featureflock.evaluation.measure import measure
 from featureflock.evaluation.metrics.registry import summarise
 from featureflock.evaluation.predictions import Predictions
 from featureflock.evaluation.results import EvaluationResults, RunResult, TestSetInfo
-from featureflock.evaluation.run_predictions import Calibration, cross_validation
-from featureflock.evaluation.test_sets import CalibrationChoice
+from featureflock.evaluation.run_predictions import Calibration, RunPredictions, SetPredictions, cross_validation
+from featureflock.evaluation.test_sets import CalibrationChoice, Kind
 from featureflock.methods import METHODS, DeepEnsembles
 from featureflock.tasks import Classification, Task
 from featureflock.utils.provenance import provenance
@@ -95,7 +97,7 @@ def evaluate_predictions(
     calibration: CalibrationChoice = "auto",
     data: str = "custom data",
     class_names: Sequence[str] = (),
-    endpoints: Sequence[str] = (),
+    endpoints: Sequence[str] | None = None,
 ) -> EvaluationResults:
     """Measure and compare the predictions of methods × seeds. `ff.report` writes the results to a page.
 
@@ -105,7 +107,8 @@ def evaluate_predictions(
         calibration: as in `EvaluationProtocol`; held-out examples are the arrays `validation`, `validation_labels`.
         data: name of the data, for titles.
         class_names: names of the classes, for the page.
-        endpoints: keys of metrics whose p-values are corrected for one another by Holm's method.
+        endpoints: keys of metrics whose p-values are corrected for one another by Holm's method; by default those of
+            the task.
     """
     if _is_one_ensemble(methods):
         methods = {"Ensemble": {0: methods}}
@@ -128,7 +131,7 @@ def compare_runs(
     calibration: CalibrationChoice,
     data: str,
     class_names: Sequence[str],
-    endpoints: Sequence[str] = (),
+    endpoints: Sequence[str] | None = None,
 ) -> EvaluationResults:
     """Measure and compare runs, which are by title and seed, and share their task and labels."""
     runs = {(title, seed): run for title, seeds in groups.items() for seed, run in seeds.items()}
@@ -143,14 +146,13 @@ def compare_runs(
     y = first.clean()[1]
     classes = _check_alike(runs, class_names)
     calibrations, note = _calibrations(groups, calibration)
-    results, votes = dict[tuple[str, int], RunResult](), dict[str, MemberVotes]()
+    results = dict[tuple[str, int], RunResult]()
     for (title, seed), run in runs.items():
         predictions = run.predictions(calibrations[title])
         results[title, seed] = measure(predictions, f"{title}-seed{seed}", title, seed)
-        members = predictions.clean.log_probs
-        if title not in votes and y.ndim == 1 and isinstance(first.task, Classification) and len(members) > 1:
-            votes[title] = MemberVotes.of(Predictions(members, y, torch.arange(len(y))))
     rows = [ComparedGroup(title, [results[title, seed] for seed in seeds], {}) for title, seeds in groups.items()]
+    if endpoints is None:
+        endpoints = default_endpoints(first.task.kind, results.values())
     compared = [compare(row, rows, endpoints, baseline) for row in rows]
     remarks = [note] * bool(note) + notes([*results.values()], compared, len(y), baseline) + _zeros(runs, y)
     if len(groups) > 1 and baseline not in groups:
@@ -168,11 +170,38 @@ def compare_runs(
         notes=remarks,
         runs=list(results.values()),
         groups=compared,
+        endpoints=list(endpoints),
         provenance=provenance(),
-        disputed=disputed_examples(votes, None)[0],
+        disputed=disputed_examples(_voted_sets(groups))[0],
         task=first.task.kind,
         dense=isinstance(first.task, Classification) and y.ndim > 1,
     )
+
+
+def _voted_sets(groups: Mapping[str, Mapping[int, ArrayRun]]) -> Iterator[VotedSet]:
+    """Each test set with the predictions of the first run of each method."""
+    first_runs = {title: next(iter(seeds.values())) for title, seeds in groups.items()}
+    runs = {title: run.predictions() for title, run in first_runs.items() if len(run.clean()[0]) > 1}
+    first = next(iter(runs.values()), None)
+    if first is None or not isinstance(first.task, Classification) or first.clean.read()[1].ndim > 1:
+        return
+
+    def voted(kind: Kind, name: str, of: Callable[[RunPredictions], SetPredictions]) -> VotedSet:
+        return VotedSet(kind, name, lambda: {title: _votes(kind, of(run)) for title, run in runs.items()})
+
+    yield voted("clean", "clean", lambda run: run.clean)
+    for corruption, by_severity in first.corrupted.items():
+        for severity in by_severity:
+            of = partial(lambda c, s, run: run.corrupted[c][s], corruption, severity)
+            yield voted("corrupted", f"{corruption}-{severity}", of)
+    for name in first.ood:
+        yield voted("ood", name, partial(lambda each, run: run.ood[each], name))
+
+
+def _votes(kind: Kind, test_set: SetPredictions) -> MemberVotes:
+    log_probs, y = test_set.read()
+    positions = torch.arange(log_probs.shape[1])
+    return MemberVotes.of(Predictions(log_probs, torch.zeros_like(positions) if kind == "ood" else y, positions))
 
 
 def method_title(name: str) -> str:

@@ -6,7 +6,7 @@
 Predictions are cached in the run folders, so that an interrupted evaluation resumes and nothing is computed twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from featureflock.evaluation.cam_cache import CachedMaps
 from featureflock.evaluation.choose_calibration import choose_calibrations
 from featureflock.evaluation.comparison import ComparedGroup, compare, notes
 from featureflock.evaluation.compute_predictions import EvaluationProgress, compute_predictions
-from featureflock.evaluation.gallery import Images, MemberVotes, disputed_examples, draw_cam_figure
+from featureflock.evaluation.endpoints import default_endpoints
+from featureflock.evaluation.gallery import Images, MemberVotes, VotedSet, disputed_examples, draw_cam_figure
 from featureflock.evaluation.measure import measure
 from featureflock.evaluation.plan import EvaluationPlan, plan_by_data, plan_evaluation, read_runs
 from featureflock.evaluation.predictions import load_predictions
@@ -44,11 +45,9 @@ class Evaluation:
 
 
 class MeasuredRun(NamedTuple):
-    """All numbers of a run, and its votes and maps on the clean test set, from which the report's images are drawn."""
+    """All numbers of a run, and its maps on the clean test set."""
 
     result: RunResult
-    votes: MemberVotes | None
-    """None unless there is one class per example."""
     maps: CachedMaps | None
 
 
@@ -59,7 +58,7 @@ def evaluate_runs(
     data: DataSet | None = None,
     titles: Sequence[str] = (),
     sizes: Sequence[int] = (),
-    endpoints: Sequence[str] = (),
+    endpoints: Sequence[str] | None = None,
     compute: ComputeConfig = ComputeConfig(),
     progress: EvaluationProgress = lambda done, total, task: None,
     log: Log = lambda text: None,
@@ -74,7 +73,8 @@ def evaluate_runs(
         titles: row title of each run; by default its method and what tells groups of one method apart.
         sizes: number of members of each run to evaluate, the first ones; by default all. A folder may appear with
             several sizes. Class activation maps are those for the class that all trained members predict.
-        endpoints: keys of metrics whose p-values are corrected for one another, row by row, by Holm's method.
+        endpoints: keys of metrics whose p-values are corrected for one another, row by row, by Holm's method; by
+            default those of the task.
         compute: device, memory format and execution mode.
         progress: called after each batch.
         log: called with messages for the user.
@@ -135,7 +135,7 @@ def measure_run(
     measured = measure(predictions, name, run.method, run.seed)
     origin = {"training": {**run.result}, "curves": run.curves, "recipe": run.recipe, "environment": run.environment}
     result = replace(measured, **origin)  # type: ignore[arg-type]
-    return MeasuredRun(result, MemberVotes.of(clean) if has_one_class(plan.splits) else None, maps.get("clean"))
+    return MeasuredRun(result, maps.get("clean"))
 
 
 def _compare(
@@ -143,7 +143,7 @@ def _compare(
     read: Sequence[TrainedRun],
     measured: dict[str, MeasuredRun],
     titles: dict[str, str],
-    endpoints: Sequence[str],
+    endpoints: Sequence[str] | None,
     log: Log,
     note: str,
 ) -> Evaluation:
@@ -151,16 +151,17 @@ def _compare(
     plan, groups = plans[0], group_runs(read, titles)
     runs = {name: each.result for name, each in measured.items()}
     rows = [ComparedGroup(g.title, [runs[str(run)] for run in g.runs], recipe_fields(g.runs[0])) for g in groups]
+    if endpoints is None:
+        endpoints = default_endpoints(plan.splits.task.kind, runs.values())
     compared = [compare(row, rows, endpoints) for row in rows]
     remarks = [note] * bool(note) + [text for each in plans for text in each.data_notes()]
     remarks += notes(list(runs.values()), compared, len(plan.test_sets[0].positions))
     for remark in remarks:
         log(remark)
     shown = {group.title: [run for run in group.runs if str(run) in map(str, plan.runs)] for group in groups}
-    firsts = {title: measured[str(runs[0])] for title, runs in shown.items() if runs}
-    several = {title: run for title, run in firsts.items() if run.result.members > 1}
-    votes = {title: run.votes for title, run in several.items() if run.votes is not None}
-    disputed, images = disputed_examples(votes, plan.splits.test)
+    firsts = {title: runs[0] for title, runs in shown.items() if runs and measured[str(runs[0])].result.members > 1}
+    several = {title: measured[str(run)] for title, run in firsts.items()}
+    disputed, images = disputed_examples(_voted_sets(plan, firsts))
     baseline = next((group.baseline for group in compared if group.baseline is not None), None)
     baseline_first = sorted(several.items(), key=lambda item: item[0] != baseline)
     maps = [(title, run.result.seed, run.maps) for title, run in baseline_first if run.maps is not None]
@@ -175,6 +176,7 @@ def _compare(
         notes=[*dict.fromkeys(s.source for s in plan.test_sets if s.source), *remarks],
         runs=list(runs.values()),
         groups=compared,
+        endpoints=list(endpoints),
         provenance=provenance(),
         disputed=disputed,
         cam_figure=figure,
@@ -182,6 +184,15 @@ def _compare(
         dense=plan.splits.task.kind == Classification.kind and plan.splits.test.labels.ndim > 1,
     )
     return Evaluation(results, images | drawn)
+
+
+def _voted_sets(plan: EvaluationPlan, runs: Mapping[str, TrainedRun]) -> Iterator[VotedSet]:
+    """Each test set with the cached predictions of these runs, which are by title."""
+    for test_set in plan.test_sets if has_one_class(plan.splits) else []:
+        votes = partial(
+            lambda each: {title: MemberVotes.of(load_predictions(run, each)) for title, run in runs.items()}, test_set
+        )
+        yield VotedSet(test_set.kind, test_set.label, votes, test_set.load)
 
 
 def _data_name(data: DataSet) -> str:

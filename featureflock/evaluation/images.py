@@ -35,6 +35,9 @@ def displayable(examples: Examples) -> Bytes:
     """All examples as RGB images. Values without a known range are stretched, each image separately."""
     if are_images(examples) and isinstance(examples, TensorExamples):
         return to_rgb(examples.x, examples.white)
+    if isinstance(examples, StreamedExamples) and isinstance(examples.reader, OODImages):
+        reader = examples.reader
+        return to_rgb(torch.stack([reader.read(index, None) for index in examples.indices.tolist()]), reader.white)
     (batch,) = examples.batches([torch.arange(len(examples))], torch.device("cpu"))
     x = batch.x.float()
     if x.ndim != 4 or x.shape[1] not in (1, 3):

@@ -171,15 +171,20 @@ class TestSetInfo:
 
 @dataclass(frozen=True)
 class DisputedExample:
-    """A test example that the members disagree about."""
+    """An example that the members disagree about."""
 
     position: int
-    label: int
+    label: int | None
+    """None for OOD inputs."""
     mutual_information: float
     image: str | None
     """PNG file in images/ beside results.json; None for inputs that are not images."""
     predictions: dict[str, list[tuple[int, float]]]
     """By group title: each member's most probable class and its probability."""
+    kind: str = "clean"
+    """Kind of its test set: clean, corrupted or ood."""
+    test_set: str = "clean"
+    """Name of its test set, as in `TestSetInfo`."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,8 @@ class EvaluationResults:
     runs: list[RunResult]
     groups: list[GroupResult]
     provenance: dict[str, Any]
+    endpoints: list[str] = field(default_factory=list)
+    """Metrics whose p-values are corrected for one another."""
     disputed: list[DisputedExample] = field(default_factory=list)
     cam_figure: CamFigure | None = None
     task: str = "classification"

@@ -98,6 +98,12 @@ def paired_differences(
         pair = ({seed: summary[key] for seed, summary in each.items()} for each in (ours, theirs))
         if (difference := paired_difference(*pair)) is not None:
             differences[key] = difference
+    return corrected(differences, endpoints)
+
+
+def corrected(differences: Mapping[str, PairedDifference], endpoints: Sequence[str]) -> dict[str, PairedDifference]:
+    """The differences by metric, with the p-values of the endpoints corrected for one another."""
+    differences = dict(differences)
     p_values = [1.0 if (d := differences.get(key)) is None or d.p is None else d.p for key in endpoints]
     for key, corrected in zip(endpoints, holm(p_values), strict=True):
         if key in differences and differences[key].p is not None:

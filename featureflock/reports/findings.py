@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from featureflock.evaluation.metrics.registry import Metric, find_metric
+from featureflock.evaluation.metrics.registry import Metric
 from featureflock.evaluation.results import EvaluationResults, GroupResult
 from featureflock.evaluation.statistics import SEEDS_FOR_SIGNIFICANCE
-from featureflock.methods import DeepEnsembles
 from featureflock.reports.tables import (
     MAIN,
     TableCell,
     comparison,
     in_words,
     metrics_in,
-    plural,
     shared_seeds,
     significance,
 )
@@ -50,7 +48,7 @@ def findings(results: EvaluationResults) -> list[Finding]:
     groups, metrics = results.groups, metrics_in(results, *MAIN)
     compared = [g for g in groups if g.differences]
     paired = [g for g in compared if shared_seeds(g) >= SEEDS_FOR_SIGNIFICANCE]
-    sentences = [Finding("", _best(results) if len(groups) > 1 else _only(groups[0], results.task))]
+    sentences = [Finding("", _best(results))] if len(groups) > 1 else []
     sentences += _versus_baseline(paired, metrics)
     if all(len(g.seeds) == 1 for g in groups):
         sentences.append(Finding("One seed:", "another seed may give other values."))
@@ -58,13 +56,10 @@ def findings(results: EvaluationResults) -> list[Finding]:
         baselines = in_words(dict.fromkeys(g.baseline or "" for g in few))
         text = f"fewer than {SEEDS_FOR_SIGNIFICANCE} seeds shared with {baselines}, too few to test for significance."
         sentences.append(Finding(f"{in_words(g.title for g in few)}:", text))
-    if len(groups) > 1 and not compared:
-        baseline = next((g.baseline for g in groups if g.baseline is not None), DeepEnsembles.title)
-        sentences.append(Finding("", f"No {baseline} run shares a seed with another method, so none are compared."))
     shown = [g.differences[metric.key] for g in paired for metric in metrics if metric.key in g.differences]
     intervals = sum(difference.low is not None and difference.p_holm is None for difference in shown)
     if any(difference.p_holm is not None for difference in shown):
-        text = "The endpoints of the study are tested after Holm’s correction, row by row, at level 0.05."
+        text = "The endpoints are tested after Holm’s correction, row by row, at level 0.05."
         sentences.append(Finding("", text))
     if intervals >= 10:
         text = f"Of {intervals} such intervals at 95 %, about one in twenty excludes 0 even if there is no difference."
@@ -120,25 +115,6 @@ def _outcome(group: GroupResult, metrics: Sequence[Metric]) -> str:
     if names[""]:
         parts.append(f"no significant difference on {in_words(names[''])}")
     return f"{'; '.join(parts)}."
-
-
-_HEADLINES = {"regression": "rmse", "multi-label": "label_accuracy"}
-
-
-def _only(group: GroupResult, task: str) -> str:
-    if task in _HEADLINES:
-        metric = find_metric(_HEADLINES[task])
-        title, member = metric.title.removesuffix(", %"), group.metrics[f"member_{metric.key}"].mean
-        unit = "\u202f%" * metric.percent
-        value = f"{title} {metric.text(group.metrics[metric.key].mean)}{unit}"
-        alone = f"; its members have {metric.text(member)}{unit} on average" if group.members > 1 else ""
-        return f"{group.title} with {plural(group.members, 'member')}: {value} on the test set{alone}."
-    accuracy, member = group.metrics["accuracy"].mean, group.metrics["member_accuracy"].mean
-    if group.members == 1:
-        return f"{group.title}, a single network, classifies {100 * accuracy:.2f} % of the test examples correctly."
-    correct = f"{group.members} members classifies {100 * accuracy:.2f} % of the test examples correctly"
-    gain = f"{100 * abs(accuracy - member):.2f} points {'more' if accuracy >= member else 'less'}"
-    return f"{group.title} with {correct}, {gain} than its members on average."
 
 
 def _name(metric: Metric) -> str:

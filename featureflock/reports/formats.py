@@ -86,9 +86,10 @@ def terminal_table(table: Table, transposed: bool = False) -> RichTable:
 
 
 def _terminal_cell(cell: TableCell) -> Text:
-    """Number, deviation and significance, and the interval on a second line: narrow, and never broken after a ±."""
+    """Number, deviation and significance, then interval and p-value on lines of their own: never broken after a ±."""
     number = (cell.text, f"±{cell.spread}" if cell.spread else "", SYMBOLS[cell.significance])
-    return Text(f"{' '.join(filter(None, number))}\n{cell.detail}".strip(), style="bold" if cell.best else "")
+    lines = (" ".join(filter(None, number)), cell.detail, cell.p_value)
+    return Text("\n".join(filter(None, lines)), style="bold" if cell.best else "")
 
 
 def _written(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Figures made of images: the most disputed test examples, and class activation maps."""
+"""Figures made of images: those that members dispute most, and class activation maps."""
 
 import base64
 import io
@@ -13,25 +13,47 @@ from featureflock.reports.tables import in_words
 
 _DISPLAY = 112
 """Size of a disputed image on the page, in CSS pixels."""
+_KINDS = {
+    "clean": ("Clean test set", "The most disputed examples of the clean test set."),
+    "corrupted": (
+        "Corrupted test sets",
+        "The test sets take turns; an image appears once.",
+    ),
+    "ood": ("OOD sets", "The OOD sets take turns. None of the classes is correct."),
+}
+"""Title and choice for each kind of test set."""
+_MEASURE = (
+    "Disputed: a large mutual information between prediction and member (epistemic uncertainty, in nats), where "
+    "members are confident of different classes; mean over the first run of each ensemble. For each member its most "
+    "probable class, before calibration; ✓ marks correct predictions."
+)
 
 
 @dataclass(frozen=True)
 class DisputedImage:
-    """A test example that members disagree about."""
+    """An example that members disagree about."""
 
     position: int
     label: str
+    """Its class; for OOD inputs the name of their set."""
+    place: str
+    """Test set and position in words."""
     mutual_information: str
     uri: str
     """data: URI of the image; empty for inputs that are not images."""
     alt: str
     width: int
+    labelled: bool
     predictions: list[tuple[ReportRow, list[tuple[str, str, bool]]]]
     """Each member's most probable class, its probability, and whether it is correct."""
 
 
 @dataclass(frozen=True)
 class DisputedImages:
+    """Examples of one kind of test set."""
+
+    name: str
+    title: str
     examples: list[DisputedImage]
     caption: str
     kind: str = "disputed"
@@ -50,16 +72,14 @@ class ImageFigure:
 
 def disputed_images(
     results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow]
-) -> DisputedImages | None:
-    """The most disputed test examples with each member's prediction; None if all rows are single networks."""
-    if not results.disputed:
-        return None
-    caption = (
-        "The test examples with the largest mutual information between prediction and member (epistemic uncertainty, "
-        "in nats), where members are confident of different classes: mean over the first run of each ensemble. For "
-        "each member its most probable class, before calibration; ✓ marks correct predictions."
-    )
-    return DisputedImages([_disputed(results, images, rows, example) for example in results.disputed], caption)
+) -> list[DisputedImages]:
+    """The most disputed examples with each member's prediction, by kind of test set; none if all rows are networks."""
+    blocks: list[DisputedImages] = []
+    for kind, (title, chosen) in _KINDS.items():
+        if examples := [_disputed(results, images, rows, each) for each in results.disputed if each.kind == kind]:
+            caption = f"{chosen} {_MEASURE}" if not blocks else chosen
+            blocks.append(DisputedImages(kind, title, examples, caption))
+    return blocks
 
 
 def cam_figure(
@@ -84,7 +104,7 @@ def cam_figure(
 def _disputed(
     results: EvaluationResults, images: Mapping[str, bytes], rows: Sequence[ReportRow], example: DisputedExample
 ) -> DisputedImage:
-    name, predictions = _class_name(results, example.label), []
+    predictions = []
     for row in rows:
         if members := example.predictions.get(row.title):
             shown = [(_class_name(results, k), f"{100 * p:.0f}\u202f%", k == example.label) for k, p in members]
@@ -94,8 +114,18 @@ def _disputed(
         uri, width, height = _encode(images[example.image])
         longest = max(width, height)  # small images are enlarged by a whole factor, so that each pixel is a square
         width = width * (_DISPLAY // longest) if longest <= _DISPLAY else round(_DISPLAY * width / longest)
-    alt = f"test image {example.position}, {_with_article(name)}"
-    return DisputedImage(example.position, name, f"{example.mutual_information:.3f}", uri, alt, width, predictions)
+    name = example.test_set if example.label is None else _class_name(results, example.label)
+    place, alt = f"test example {example.position}", f"test image {example.position}, {_with_article(name)}"
+    if example.kind == "corrupted":
+        corruption, _, severity = example.test_set.rpartition("-")
+        where = f"{corruption.replace('_', ' ')}, severity {severity}"
+        place, alt = f"{where}; {place}", f"{alt}, with {where}"
+    elif example.label is None:
+        place = f"OOD input {example.position}"
+        alt = f"{place} of {name}"
+    information = f"{example.mutual_information:.3f}"
+    labelled = example.label is not None
+    return DisputedImage(example.position, name, place, information, uri, alt, width, labelled, predictions)
 
 
 def _class_name(results: EvaluationResults, label: int) -> str:

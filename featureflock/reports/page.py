@@ -10,6 +10,7 @@ from markupsafe import Markup
 from featureflock.evaluation.results import EvaluationResults, RunResult
 from featureflock.evaluation.runs import flatten
 from featureflock.reports import figures, tables
+from featureflock.reports.dot_plot import metric_dots
 from featureflock.reports.findings import findings, tiles
 from featureflock.reports.images import DisputedImages, ImageFigure, cam_figure, disputed_images
 from featureflock.reports.plots import Figure, symbol
@@ -17,6 +18,7 @@ from featureflock.reports.robustness_tables import corruption_table, ood_table
 from featureflock.reports.rows import report_rows
 from featureflock.reports.svg import COLOURS
 from featureflock.reports.tables import Table, metric_table, metrics_in, plural
+from featureflock.reports.verdict import verdict
 from featureflock.reports.views import view_figure, view_tables
 
 _HERE = Path(__file__).parent
@@ -43,14 +45,16 @@ def build_sections(results: EvaluationResults, images: Mapping[str, bytes]) -> l
     ood = metric_table(results, "ood-summary", "OOD metrics", metrics_in(results, "ood"))
     views, view_differences = view_tables(results)
     single = len(rows) == 1
+    dots, differences = metric_dots(results, rows), tables.differences(results)
+    disputed, shown = disputed_images(results, images, rows), any(each.image for each in results.disputed)
     sections: list[tuple[str, str, *tuple[Part | None, ...]]] = [
-        ("comparison", "Metrics" if single else "Comparison", tables.comparison(results), tables.differences(results)),
+        ("comparison", "Metrics" if single else "Comparison", dots, tables.comparison(results), differences),
         ("corruption", "Corrupted images", figures.severity_boxes(rows), severity, corruption_table(rows)),
         ("size", "Ensemble size", figures.trained_sizes(rows), figures.sub_ensembles(rows)),
         ("members", "Members", figures.member_accuracies(rows), members if ensembles else None),
         ("views", "Which view members use", view_figure(rows), views, view_differences),
         ("maps", "Class activation maps", cam_figure(results, images, rows), figures.map_similarity(rows)),
-        ("disagreement", "Disputed examples", disputed_images(results, images, rows)),
+        ("disagreement", f"Disputed {'images' if shown else 'examples'}", *disputed),
         ("calibration", "Calibration", figures.reliability_diagram(rows), uncalibrated),
         ("uncertainty", "Uncertainty", figures.risk_coverage_curve(rows), ood, ood_table(rows)),
         ("training", "Training", figures.training_curves(rows)),
@@ -67,6 +71,7 @@ def render_page(results: EvaluationResults, sections: list[Section]) -> str:
     html = environment.get_template("page.html").render(
         title=f"Evaluation on {results.data}",
         counts=_counts(results),
+        verdict=verdict(results),
         tiles=tiles(results),
         findings=findings(results),
         sections=sections,

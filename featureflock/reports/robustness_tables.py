@@ -8,7 +8,8 @@ from featureflock.evaluation.statistics import mean
 from featureflock.reports.rows import ReportRow, corrupted_sets
 from featureflock.reports.tables import METHOD, MISSING, ColumnHeader, Table, TableCell, mark_best, shorten
 
-_MEASURES = ("entropy", "mutual_information", "top_probability")
+_MEASURES = {"entropy": "entropy", "mutual_information": "MI", "top_probability": "top"}
+"""Uncertainty measures and their names in column headers."""
 _DETECTION: dict[str, tuple[str, Better, str]] = {
     "auroc": ("AUROC", "higher", "probability that an OOD input is more uncertain than a test input"),
     "aupr": ("AUPR", "higher", "area under the precision-recall curve; depends on the sizes of both sets"),
@@ -54,7 +55,7 @@ def ood_table(rows: Sequence[ReportRow]) -> Table | None:
         return None
     headers = [ColumnHeader("OOD set", numeric=False), METHOD]
     for title, better, meaning in _DETECTION.values():
-        headers += [ColumnHeader(f"{title}, {measure.replace('_', ' ')}", better, meaning) for measure in _MEASURES]
+        headers += [ColumnHeader(f"{title}, {name}", better, meaning) for name in _MEASURES.values()]
     lines: list[list[TableCell]] = []
     for name in names:
         cells = [[_detection(row, name, measure, key) for key in _DETECTION for measure in _MEASURES] for row in rows]
@@ -63,7 +64,7 @@ def ood_table(rows: Sequence[ReportRow]) -> Table | None:
     explained = "; ".join(f"{title}: {meaning}" for title, _, meaning in _DETECTION.values())
     note = (
         f"In %, means over seeds, before calibration. {explained}. Uncertainty is the entropy of the mean prediction "
-        "(total), the mutual information of prediction and member (epistemic), or one minus the top probability."
+        "(total), the mutual information (MI) of prediction and member (epistemic), or one minus the top probability."
     )
     return Table("ood", "OOD detection by uncertainty measure", headers, lines, note)
 

@@ -20,6 +20,8 @@ class ReportRow:
 def report_rows(results: EvaluationResults) -> list[ReportRow]:
     """Rows in the order of the tables."""
     runs = {run.name: run for run in results.runs}
+    if empty := [group.title for group in results.groups if not group.runs]:
+        raise ValueError(f"The group {empty[0]!r} of these results has no runs; evaluate the runs again.")
     missing = [name for group in results.groups for name in group.runs if name not in runs]
     if missing or not results.groups:
         what = f"no run {missing[0]!r}, which one of their groups lists" if missing else "no groups of runs"

@@ -33,6 +33,8 @@ class TableCell:
     """Standard deviation over seeds."""
     detail: str = ""
     """Text after the number, such as a confidence interval."""
+    p_value: str = ""
+    """Corrected p-value of a difference."""
     value: float | None = None
     """Sort key. Cells without one are sorted by their text, or last in a column of numbers."""
     best: bool = False
@@ -45,7 +47,8 @@ class TableCell:
     @property
     def plain(self) -> str:
         """The whole cell on one line."""
-        parts = (self.text, f"± {self.spread}" if self.spread else "", self.detail, SYMBOLS[self.significance])
+        detail = ", ".join(filter(None, (self.detail, self.p_value)))
+        parts = (self.text, f"± {self.spread}" if self.spread else "", detail, SYMBOLS[self.significance])
         return " ".join(filter(None, parts))
 
 
@@ -148,7 +151,7 @@ def differences(
 def beside_paper(results: dict[str, Any]) -> Table:
     """The results of `reproduce` beside the paper's numbers, with differences vs Deep Ensembles."""
     rows = results["rows"]
-    metrics = [_metric(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
+    metrics = [find_column(key) for key in dict.fromkeys(key for row in rows for key in row["ours"])]
     headers = [ColumnHeader("", numeric=False), ColumnHeader("Members"), *map(metric_header, metrics)]
     ours = []
     for row in rows:
@@ -185,7 +188,7 @@ def beside_paper(results: dict[str, Any]) -> Table:
 def metrics_in(results: EvaluationResults, *groups: Group) -> list[Metric]:
     """Metrics of these table groups that at least one row has a value for."""
     keys = dict.fromkeys(key for group in results.groups for key in group.metrics)
-    return sorted((m for m in map(_metric, keys) if m.group in groups), key=lambda m: groups.index(m.group))
+    return sorted((m for m in map(find_column, keys) if m.group in groups), key=lambda m: groups.index(m.group))
 
 
 def significance(metric: Metric, difference: PairedDifference) -> Significance:
@@ -228,7 +231,7 @@ def plural(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 'es' if one.endswith('s') else 's'}"
 
 
-def _metric(key: str) -> Metric:
+def find_column(key: str) -> Metric:
     """The registered metric, or a plain column for a key that is not registered here."""
     try:
         return find_metric(key)
@@ -257,9 +260,9 @@ def difference_cell(metric: Metric, difference: PairedDifference | None) -> Tabl
         return MISSING
     low, high, text = difference.low, difference.high, metric.text(difference.mean, sign=True)
     interval = "" if low is None or high is None else f"[{metric.text(low)}, {metric.text(high)}]"
-    if difference.p_holm is not None:
-        interval += f", p {_p_text(difference.p_holm)}"
-    return TableCell(text, detail=interval, value=difference.mean, significance=significance(metric, difference))
+    p_value = "" if difference.p_holm is None else f"p {_p_text(difference.p_holm)}"
+    outcome = significance(metric, difference)
+    return TableCell(text, detail=interval, p_value=p_value, value=difference.mean, significance=outcome)
 
 
 def _p_text(p: float) -> str:

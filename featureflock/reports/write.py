@@ -21,6 +21,7 @@ from featureflock.evaluation.results import EvaluationResults
 from featureflock.reports.formats import latex, latex_text, main_tables, markdown
 from featureflock.reports.page import build_sections, render_page
 from featureflock.reports.plots import Figure, standalone
+from featureflock.reports.rows import report_rows
 from featureflock.utils.files import read_regular, write_atomically
 from featureflock.version import __version__
 
@@ -45,6 +46,7 @@ def write_report(results: EvaluationResults, images: Mapping[str, bytes], folder
 
 def write_tables(results: EvaluationResults, images: Mapping[str, bytes], folder: Path) -> list[Path]:
     """Write results.json, images/, table.md and table.tex only; return the paths of the three files."""
+    report_rows(results)  # refuses results without groups or runs
     tables = main_tables(results)
     title = f"{results.data}: {results.examples} test examples"
     comment = (

@@ -7,8 +7,9 @@ configuration was ahead of Deep Ensembles on held-out images (results/laptop_sea
 from dataclasses import replace
 
 from featureflock.core.priors import Cauchy
+from featureflock.evaluation.endpoints import CLEAN
 from featureflock.methods import FeatureWGD
-from featureflock.studies.study import CLEAN, STUDIES, Study, laptop, with_deep_ensembles
+from featureflock.studies.study import STUDIES, Study, laptop, with_deep_ensembles
 from featureflock.training import RECIPES, Recipe
 
 

@@ -198,7 +198,7 @@ def measure_study(
             protocol,
             titles=[run.row.title for run in group.values()],
             sizes=[run.size for run in group.values()],
-            endpoints=study.endpoints,
+            endpoints=study.endpoints or None,
             compute=compute,
             progress=progress,
             log=log,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from featureflock.core.priors import Cauchy, Normal
 from featureflock.data import Digits
 from featureflock.evaluation import EvaluationProtocol
+from featureflock.evaluation.endpoints import CLEAN, ENDPOINTS
 from featureflock.evaluation.metrics.registry import find_metric
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD, Method, Single
 from featureflock.models import CNNConfig, FastCNNConfig, ResNetConfig, WideResNetConfig
@@ -25,9 +26,7 @@ from featureflock.utils.registry import Registry
 
 Scale = Literal["smoke", "laptop", "paper"]
 
-CLEAN = ("accuracy", "nll", "brier", "ece")
-CORRUPTED = ("corrupted_accuracy", "corrupted_nll", "corrupted_brier", "corrupted_ece")
-PAPER = (*CLEAN, *CORRUPTED)
+PAPER = ENDPOINTS["classification"]
 """Columns of the paper's tables, in their order."""
 _LAPTOP_PRECISION = 3e-3
 """Precision of feature priors at laptop scale: the best on held-out images (results/tuning_cifar10_laptop.json)."""

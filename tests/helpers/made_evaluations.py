@@ -6,6 +6,7 @@ import random
 import numpy as np
 from PIL import Image
 
+from featureflock.evaluation.endpoints import ENDPOINTS
 from featureflock.evaluation.results import (
     CamFigure,
     CleanDetails,
@@ -19,7 +20,7 @@ from featureflock.evaluation.results import (
     TestSetScores,
     ViewResults,
 )
-from featureflock.evaluation.statistics import mean, paired_difference
+from featureflock.evaluation.statistics import mean, paired_differences
 from featureflock.utils.provenance import provenance
 
 BASELINE = "Deep Ensembles"
@@ -50,8 +51,13 @@ def make_results(
         for seed in seeds
     ]
     ensembles = [method for method in methods if sizes[method] > 1]
-    count = 8 if ensembles else 0
-    disputed = [_disputed(rng, k, ensembles, members, len(names) or 9, images) for k in range(count)]
+    count = 4 if ensembles else 0
+    kinds = {"clean": ["clean"], "corrupted": [name for name, kind in tested if kind == "corrupted"], "ood": list(ood)}
+    disputed = [
+        _disputed(rng, k, ensembles, members, len(names) or 9, images, kind, sets[k % len(sets)])
+        for kind, sets in kinds.items()
+        for k in range(count if sets else 0)
+    ]
     return EvaluationResults(
         data="Digits",
         classes=len(names) or 9,
@@ -141,11 +147,7 @@ def _group(method, runs):
         seeds=list(own),
         metrics={key: mean([summary[key] for summary in own.values()]) for key in keys},
         baseline=BASELINE if is_compared else None,
-        differences={
-            key: paired_difference({s: v[key] for s, v in own.items()}, {s: v[key] for s, v in base.items()})
-            for key in keys
-            if is_compared and key in next(iter(base.values()))
-        },
+        differences=paired_differences(own, base, ENDPOINTS["classification"]) if is_compared else {},
         deep_ensemble_equivalent=float(found[0].members) if method == BASELINE else f"more than {found[0].members}",
     )
 
@@ -175,9 +177,10 @@ def _reliability(rng):
     return ReliabilityCurve([k / 15 for k in range(16)], count, middle, [m and m * rng.random() for m in middle])
 
 
-def _disputed(rng, k, methods, members, classes, images):
+def _disputed(rng, k, methods, members, classes, images, kind, test_set):
     votes = {method: [(rng.randrange(classes), rng.random()) for _ in range(members)] for method in methods}
-    return DisputedExample(10 + k, k % classes, 1 - 0.1 * k, f"disputed-{10 + k}.png" if images else None, votes)
+    label, image = None if kind == "ood" else k % classes, f"disputed-{kind}-{k}.png" if images else None
+    return DisputedExample(10 + k, label, 1 - 0.1 * k, image, votes, kind, test_set)
 
 
 def _png(seed):

@@ -3,8 +3,9 @@
 import pytest
 from helpers.browser import launch_browser, open_page
 from helpers.chromium import find_chromium
-from helpers.made_evaluations import make_images, make_results
+from helpers.made_evaluations import BASELINE, make_images, make_results
 
+from featureflock.corruptions import CORRUPTIONS
 from featureflock.reports import write_report
 
 HOSTILE = "</script><script>document.title='changed'</script><img src=x onerror=alert(1)>\"'`${1}"
@@ -138,6 +139,49 @@ def test_headers_sort_from_the_keyboard(show):
     page.keyboard.press("Enter")
     shown = [value(text) for text in page.evaluate(NUMBERS % ("comparison", 4))]
     assert shown == sorted(shown)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A page with eight metrics, nine methods, differences with intervals and p-values, and 15 corruptions."""
+    methods = [BASELINE, "Single", "feature-WGD, τ = 1", "feature-WGD, tuned", "feature-MAP", *"ABC", "weight-WGD"]
+    results = make_results(methods, seeds=(0, 1, 2), corruptions=CORRUPTIONS, severities=(1, 3, 5))
+    return write_report(results, make_images(results), tmp_path_factory.mktemp("comparison"))
+
+
+def test_nothing_is_cut_off(browser, comparison):
+    """At 1200 pixels no table scrolls; on a phone they scroll in their own boxes, and the page fits."""
+    for width in (1200, 390):
+        page, _ = open_page(browser, comparison, width=width)
+        page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        right = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('#figure-improvements svg')]"
+            ".map(s => s.getBoundingClientRect().right))"
+        )
+        assert right <= width
+        if width == 1200:
+            boxes = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+            assert set(page.evaluate(f"{boxes}.map(e => e.ariaLabel)")) <= {"Class activation maps"}  # an image
+            cells = (
+                "[...document.querySelectorAll('#table-differences tbody tr:first-child > *')].map(c => c.innerText)"
+            )
+            texts = page.evaluate(cells)
+            assert len(texts) == 9
+            assert all("[" in text and "p " in text for text in texts[1:])
+        page.context.close()
+
+
+def test_the_verdict_is_at_the_top(browser, comparison):
+    page, _ = open_page(browser, comparison, width=1200)
+    sentence = page.inner_text("#verdict")
+    assert sentence.startswith("Over 3 seeds, feature-WGD (tuned) is more accurate")
+    assert page.evaluate("document.querySelector('#verdict').getBoundingClientRect().bottom") < 300
+    markers = "document.querySelectorAll('#figure-improvements .panel:first-child :is(.mark, .hollow)').length"
+    assert page.evaluate(markers) == 8 * 4  # methods × accuracy, NLL, Brier score and ECE
+    titles = page.evaluate("[...document.querySelectorAll('#disagreement h3')].map(h => h.textContent)")
+    assert titles == ["Clean test set", "Corrupted test sets", "OOD sets"]
+    page.context.close()
 
 
 CONTRAST = """(() => {

@@ -5,9 +5,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from featureflock.evaluation.endpoints import CLEAN
 from featureflock.methods import DeepEnsembles, FeatureWGD
 from featureflock.studies import Row, Shard, Study, run_study, study_runs
-from featureflock.studies.study import CLEAN, smoke
+from featureflock.studies.study import smoke
 from featureflock.training import RECIPES
 
 SMALL = Study(

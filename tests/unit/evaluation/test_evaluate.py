@@ -20,6 +20,8 @@ from featureflock.data import CustomData, Digits
 from featureflock.evaluation import METRICS, EvaluationProtocol, EvaluationResults, Metric, evaluate_runs
 from featureflock.evaluation.cam_cache import load_maps
 from featureflock.evaluation.comparison import notes
+from featureflock.evaluation.endpoints import ENDPOINTS
+from featureflock.evaluation.images import displayable
 from featureflock.evaluation.plan import plan_evaluation
 from featureflock.evaluation.predictions import load_predictions
 from featureflock.evaluation.runs import read_run
@@ -321,8 +323,8 @@ def test_disputed_examples_are_those_with_the_largest_mutual_information(evaluat
     first = [plan.runs[0], plan.runs[2]]
     probs = [_log_probs(run, plan.test_sets[0]).double().exp() for run in first]
     information = torch.stack([ev.mutual_information(p) for p in probs]).mean(0)
-    disputed = evaluation.results.disputed
-    assert [example.position for example in disputed] == information.topk(8).indices.tolist()
+    disputed = [example for example in evaluation.results.disputed if example.kind == "clean"]
+    assert [example.position for example in disputed] == information.topk(6).indices.tolist()
     assert disputed[0].mutual_information == pytest.approx(information.max().item())
     assert disputed[0].label == plan.splits.test.labels[disputed[0].position]
     classes, tops = zip(*disputed[0].predictions["feature-WGD"], strict=True)
@@ -331,6 +333,28 @@ def test_disputed_examples_are_those_with_the_largest_mutual_information(evaluat
     image = Image.open(io.BytesIO(evaluation.images[disputed[0].image]))
     pixels = plan.splits.test.x[disputed[0].position, 0].float() * 255 / 16
     assert np.allclose(np.asarray(image)[..., 0], pixels, atol=0.51)
+
+
+def test_disputed_examples_of_corrupted_and_ood_sets_come_with_the_images_that_were_predicted(evaluation, plan):
+    sets = {(test_set.kind, test_set.label): test_set for test_set in plan.test_sets}
+    others = [example for example in evaluation.results.disputed if example.kind != "clean"]
+    assert [example.kind for example in others] == ["corrupted"] * 6 + ["ood"] * 6
+    assert len({example.test_set for example in others[:4]}) == 4
+    assert len({example.position for example in others[:6]}) == 6
+    for example in (others[0], others[6]):
+        test_set = sets[example.kind, example.test_set]
+        probs = [_log_probs(run, test_set).double().exp() for run in (plan.runs[0], plan.runs[2])]
+        information = torch.stack([ev.mutual_information(p) for p in probs]).mean(0)
+        assert example.mutual_information == pytest.approx(information.max().item())
+        assert example.position == test_set.positions[information.argmax()]
+        shown = Image.open(io.BytesIO(evaluation.images[example.image]))
+        assert np.array_equal(np.asarray(shown), displayable(test_set.load(torch.tensor([example.position])))[0])
+
+
+def test_the_endpoints_of_the_task_are_corrected_by_default(results):
+    assert results.endpoints == list(ENDPOINTS["classification"])
+    for key, difference in results.groups[1].differences.items():
+        assert (difference.p_holm is not None) == (key in results.endpoints and difference.p is not None), key
 
 
 def test_every_image_of_the_results_is_there(evaluation):

@@ -103,8 +103,10 @@ def test_the_best_detection_of_each_ood_set_is_marked(rows):
 
 def test_disputed_examples_show_each_members_prediction(results, rows):
     images = make_images(results)
-    found = disputed_images(results, images, rows).examples
-    assert [example.position for example in found] == [example.position for example in results.disputed]
+    clean, corrupted, ood = disputed_images(results, images, rows)
+    assert [block.title for block in (clean, corrupted, ood)] == ["Clean test set", "Corrupted test sets", "OOD sets"]
+    found = clean.examples
+    assert [example.position for example in found] == [10, 11, 12, 13]
     example, shown = results.disputed[2], found[2]
     assert shown.alt == "test image 12, an owl"
     assert shown.width == 112  # 8 pixels, enlarged 14 times
@@ -113,8 +115,13 @@ def test_disputed_examples_show_each_members_prediction(results, rows):
         (results.class_names[k], f"{100 * p:.0f}\u202f%", k == 2) for k, p in example.predictions["feature-WGD"]
     ]
     assert (row.title, members) == ("feature-WGD", expected)
+    assert corrupted.examples[1].place == "fog, severity 5; test example 11"
+    assert corrupted.examples[1].alt == "test image 11, a dog, with fog, severity 5"
+    assert (ood.examples[0].label, ood.examples[0].alt) == ("noise", "OOD input 10 of noise")
     html = render_page(results, build_sections(results, images))
-    votes = [(example.label, members) for example in results.disputed for members in example.predictions.values()]
+    assert html.index('id="disputed-clean"') < html.index('id="disputed-corrupted"') < html.index('id="disputed-ood"')
+    labelled = [example for example in results.disputed if example.label is not None]
+    votes = [(example.label, members) for example in labelled for members in example.predictions.values()]
     correct = [str(sum(k == label for k, _ in members)) for label, members in votes]
     assert re.findall(r"(\d) of 3 correct", html) == correct
 

@@ -53,19 +53,6 @@ def test_one_seed_comes_with_a_warning():
     ]
 
 
-def test_one_method_is_compared_with_its_members():
-    only = group("A", {"accuracy": 0.75, "member_accuracy": 0.7}, seeds=1)
-    assert texts(results_of(only))[0] == (
-        "A with 5 members classifies 75.00 % of the test examples correctly, 5.00 points more than its members on "
-        "average."
-    )
-
-
-def test_without_deep_ensembles_nothing_is_compared():
-    results = results_of(group("A", {"nll": 0.1}), group("B", {"nll": 0.2}))
-    assert texts(results)[-1] == "No Deep Ensembles run shares a seed with another method, so none are compared."
-
-
 def test_many_intervals_come_with_a_warning():
     difference = dict.fromkeys(("accuracy", "nll", "brier", "ece"), (1.0, -1.0, 2.0))
     others = [compared(title, dict.fromkeys(difference, 1.0), difference) for title in "ABC"]

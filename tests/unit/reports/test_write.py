@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -46,6 +47,18 @@ def test_a_report_is_written_again_from_its_results(written, tmp_path):
         assert files == {path.relative_to(again) for path in again.rglob("*") if path.is_file()}
         for file in files:
             assert (again / file).read_bytes() == (written / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("write", [write_report, write_tables])
+def test_results_without_groups_or_runs_are_refused_in_one_sentence(results, tmp_path, write):
+    emptied = replace(results.groups[0], runs=[])
+    for groups, message in (
+        ([], "These results have no groups of runs; evaluate the runs again."),
+        ([emptied], "The group 'Deep Ensembles' of these results has no runs; evaluate the runs again."),
+    ):
+        with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
+            write(replace(results, groups=groups), {}, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
 
 
 def test_figures_are_files_with_their_legends(results, written):
@@ -97,7 +110,7 @@ def truncate(file):
         (lambda f: (f / "images" / "maps.png").unlink(), r"maps\.png, named in results\.json, is missing; evaluate"),
         (lambda f: truncate(f / "images" / "maps.png"), r"maps\.png, .* is not a PNG image; evaluate"),
         (lambda f: Image.new("L", (8, 8)).save(f / "images" / "maps.png", "GIF"), r"maps\.png, .* is not a PNG image"),
-        (lambda f: shutil.rmtree(f / "images"), r"disputed-10\.png, named in results\.json, is missing"),
+        (lambda f: shutil.rmtree(f / "images"), r"disputed-clean-0\.png, named in results\.json, is missing"),
     ],
     ids=[
         *("version", "list", "cut", "type", "NaN", "brackets", "huge", "no runs"),

@@ -12,13 +12,14 @@ from scipy import stats
 import featureflock as ff
 from featureflock.cli.reproduce import main
 from featureflock.core.priors import Cauchy
+from featureflock.evaluation.endpoints import CLEAN
 from featureflock.evaluation.statistics import holm
 from featureflock.methods import DeepEnsembles, FeatureMAP, FeatureWGD
 from featureflock.reports.page import build_sections, render_page
 from featureflock.reports.tables import beside_paper
 from featureflock.studies import STUDIES, Row, Study, repulsion, run_study, study_runs
 from featureflock.studies.costs import cost, estimate_flops, gpu_time
-from featureflock.studies.study import CLEAN, PAPER
+from featureflock.studies.study import PAPER
 from featureflock.training import RECIPES, train
 from featureflock.training.run_folder import RunFolder
 
