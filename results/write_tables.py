@@ -98,8 +98,9 @@ TABLES = (
     ResultTable("docs/results/reproductions.md", "severity", "laptop_severity.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "longer", "laptop_longer.json", render.study),
     ResultTable("docs/results/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
-    ResultTable("docs/results/speed.md", "bench", "bench.json", benchmark("harness")),
-    ResultTable("docs/results/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
+    ResultTable("docs/results/speed.md", "speed", "bench.json", render.speed),
+    ResultTable("docs/notes/speed.md", "bench", "bench.json", benchmark("harness")),
+    ResultTable("docs/notes/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
     ResultTable("docs/results/sharing.md", "sharing-cost", "benchmark_sharing.json", benchmark("harness")),
     ResultTable("docs/results/sharing.md", "sharing", "sharing.json", benchmark("sharing_quality")),
     *(

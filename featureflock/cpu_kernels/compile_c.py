@@ -1,6 +1,14 @@
-"""Compile a C kernel for this processor on first use."""
+"""Compile C kernels for this processor, once, and load them.
+
+A library is stored in the private folder of compiled code (compiler.py) as NAME-KEY-DIGEST.so. KEY is a digest of the
+source, the compiler and its flags; DIGEST is that of the library, which is checked before it is loaded. A library that
+does not fit its name is compiled again. It is written under another name first and then renamed, so that processes
+that compile at the same time do not disturb each other.
+"""
 
 import ctypes
+import hashlib
+import os
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -11,21 +19,19 @@ import torch
 from featureflock.cpu_kernels.compiler import CompilerError, compile_library, compiled_code_folder, find_compiler
 
 
-@lru_cache
+def lanes() -> int:
+    """Number of float32 values in a vector: 16 with AVX-512, otherwise 8."""
+    return 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+
+
 def load_kernel(name: str, pointers: int, integers: int) -> Any:
     """Return the C function `name` of the file `name`.c, or None if no C compiler can compile it.
 
     It takes pointers, then `long` integers, the last one the number of threads, and returns 1 if memory ran out.
     """
-    source = Path(__file__).with_name(f"{name}.c")
-    try:
-        with tempfile.TemporaryDirectory(dir=compiled_code_folder()) as folder:
-            library = Path(folder, f"{name}.so")
-            compile_library(find_compiler("c"), source, library, ["-O3", "-march=native", "-fopenmp"])
-            function = getattr(ctypes.CDLL(str(library)), name)
-    except (CompilerError, OSError, AttributeError):  # no compiler, no space, or nothing that can be loaded
-        return None
-    function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * integers
+    function = _load(name, lanes())
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * integers
     return function
 
 
@@ -33,3 +39,43 @@ def call_kernel(function: Any, *args: int | None) -> None:
     """Call a kernel with PyTorch's number of threads. ctypes releases the GIL meanwhile."""
     if function(*args, torch.get_num_threads()):
         raise MemoryError("Not enough memory for a convolution.")
+
+
+@lru_cache
+def _load(name: str, lanes: int) -> Any:
+    source = Path(__file__).with_name(f"{name}.c")
+    try:
+        compiler = find_compiler("c")
+        flags = ["-O3", "-march=native", "-fopenmp", f"-DLANES={lanes}"]
+        library = _cached(source, compiler, flags) or _compile(source, compiler, flags)
+        return getattr(ctypes.CDLL(str(library)), name)
+    except (CompilerError, OSError, AttributeError):  # no compiler, no space, or nothing that can be loaded
+        return None
+
+
+def _cached(source: Path, compiler: str, flags: list[str]) -> Path | None:
+    """The library, if it has been compiled before."""
+    for library in compiled_code_folder().glob(f"{source.stem}-{_key(source, compiler, flags)}-*.so"):
+        if not library.is_symlink() and library.stem.endswith(_digest(library.read_bytes())):
+            return library
+        library.unlink(missing_ok=True)
+    return None
+
+
+def _compile(source: Path, compiler: str, flags: list[str]) -> Path:
+    folder = compiled_code_folder()
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        library = Path(work, f"{source.stem}.so")
+        compile_library(compiler, source, library, flags)
+        name = f"{source.stem}-{_key(source, compiler, flags)}-{_digest(library.read_bytes())}.so"
+        return library.rename(folder / name)
+
+
+def _key(source: Path, compiler: str, flags: list[str]) -> str:
+    status = os.stat(compiler)  # follows links to the program itself, which changes with its version
+    parts = [source.read_bytes(), f"{compiler} {status.st_size} {status.st_mtime_ns} {flags}".encode()]
+    return _digest(b"\0".join(parts))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -2,15 +2,16 @@
 
        dw[o, r, s, c] = Σ_{image, h, w} g[image, h, w, o] · x[image, t h + r - 1, t w + s - 1, c]
 
-   A tile of 4 output channels, 3 taps s and 8 input channels stays in 12 vector registers while all pixels of a group of
-   images go by: each pixel costs t loads of x, since the taps share them, and four of g, for 12 multiply-adds.
-   Groups of images are copied first into panels of 8 channels of x, with a frame of zeros, and of 4 channels of g, which
-   the caches hold. */
+   A tile of OUTPUTS output channels, 3 taps s and one vector of input channels stays in registers while all pixels of a
+   group of images go by: each pixel costs t loads of x, since the taps share them, and OUTPUTS of g, for 3 OUTPUTS
+   multiply-adds. OUTPUTS is 4 with AVX2 (LANES = 8, 16 registers), 8 with AVX-512 (LANES = 16, 32 registers).
+   Groups of images are copied first into panels of LANES channels of x, with a frame of zeros, and of OUTPUTS channels of
+   g, which the caches hold. */
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 8, OUTPUTS = 4, TAPS = 3 };
+enum { OUTPUTS = LANES / 2, TAPS = 3 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
 typedef struct {

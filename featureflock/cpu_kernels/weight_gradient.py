@@ -1,13 +1,14 @@
-"""Gradient of a 3×3 convolution with respect to its weights, for processors with AVX2.
+"""Gradient of a 3×3 convolution with respect to its weights, for processors with AVX2 or AVX-512.
 
-On these, oneDNN, PyTorch's library, computes convolutions and their gradients with respect to the input near peak
-performance, but gradients with respect to the weights at half of it. See weight_gradient.c for the algorithm.
+oneDNN, PyTorch's library, computes convolutions and their gradients with respect to the input near peak performance.
+With AVX2, it computes gradients with respect to the weights at half of it, with AVX-512 at three quarters. See
+weight_gradient.c for the algorithm.
 """
 
 import torch
 from torch import Tensor
 
-from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
+from featureflock.cpu_kernels.compile_c import call_kernel, lanes, load_kernel
 
 KERNEL = ("weight_gradient", 3, 7)
 """Name of the C function, number of pointer arguments, number of integer arguments."""
@@ -35,4 +36,4 @@ def _empty_result(grad: Tensor, x: Tensor, stride: int) -> Tensor:
 
 def is_supported(inputs: int, outputs: int) -> bool:
     """Return whether the kernel supports these numbers of channels."""
-    return inputs % 8 == 0 and outputs % 4 == 0
+    return inputs % lanes() == 0 and outputs % (lanes() // 2) == 0

@@ -9,13 +9,14 @@
             0  1  0 -1                                                   0   0   1
 
    so that the sum over c is 16 products of matrices, (tiles, inputs) by (inputs, outputs), one for each point of a tile.
-   They are computed for as many tiles as the cache holds, and for panels of 16 outputs: 6 tiles by 16 outputs stay in 12
-   vector registers while the input channels go by. u is (outputs / 16, 16 points, inputs, 16). */
+   They are computed for as many tiles as the cache holds, and for panels of two vectors of outputs, which stay in
+   registers for some tiles while the input channels go by: 6 tiles with AVX2 (LANES = 8, 16 registers), 12 with AVX-512
+   (LANES = 16, 32 registers). u is (outputs / PANEL, 16 points, inputs, PANEL). */
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 8, PANEL = 16, POINTS = 16, TILES = 6, BLOCK = 4096 };
+enum { PANEL = 2 * LANES, POINTS = 16, TILES = LANES == 16 ? 12 : 6, BLOCK = 4096 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
 typedef struct {
@@ -76,7 +77,7 @@ static void transform_input(shape s, place at, const float *x, const float *zero
     }
 }
 
-/* One point of 6 tiles, for one panel of outputs. */
+/* One point of TILES tiles, for one panel of outputs. */
 static void multiply(const float *v, const float *u, float *m, long inputs)
 {
     vec sum[TILES][2] = {{{0}}};
@@ -145,7 +146,7 @@ static int some(const float *x, const float *u, const float *bias, float *y, lon
     return 0;
 }
 
-/* Returns 0, or 1 if there is no memory. Each thread has some groups of 6 tiles. */
+/* Returns 0, or 1 if there is no memory. Each thread has some groups of tiles. */
 int winograd(const float *x, const float *u, const float *bias, float *y, long batch, long height, long width,
              long inputs, long outputs, long threads)
 {

@@ -1,4 +1,4 @@
-"""3×3 convolutions with Winograd's algorithm, for processors with AVX2.
+"""3×3 convolutions with Winograd's algorithm, for processors with AVX2 or AVX-512.
 
 Winograd's F(2×2, 3×3) needs 16 multiplications instead of the 36 of a direct convolution, which oneDNN, PyTorch's
 library, uses on these processors. See winograd.c for the algorithm. Results differ by about 1e-6 of the largest output.
@@ -10,7 +10,7 @@ output channels exchanged.
 import torch
 from torch import Tensor
 
-from featureflock.cpu_kernels.compile_c import call_kernel, load_kernel
+from featureflock.cpu_kernels.compile_c import call_kernel, lanes, load_kernel
 
 KERNEL = ("winograd", 4, 6)
 """Name of the C function, number of pointer arguments, number of integer arguments."""
@@ -28,8 +28,9 @@ def winograd(x: Tensor, weight: Tensor, bias: Tensor | None = None, backward: bo
     weight = weight.transpose(0, 1).flip(2, 3) if backward else weight
     (batch, inputs, height, width), outputs = x.shape, weight.shape[0]
     g = weight.new_tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
-    panels = weight.reshape(outputs // 16, 16, inputs, 9).permute(0, 3, 2, 1)
-    u = torch.kron(g, g) @ panels.reshape(-1, 9, inputs * 16)  # G w Gᵀ in the layout (O / 16, 16 points, C, 16)
+    panel = 2 * lanes()
+    panels = weight.reshape(outputs // panel, panel, inputs, 9).permute(0, 3, 2, 1)
+    u = torch.kron(g, g) @ panels.reshape(-1, 9, inputs * panel)  # G w Gᵀ in the layout (O / panel, 16, C, panel)
     y: Tensor = _empty_result(x, weight, bias)
     pointers = x.data_ptr(), u.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
     call_kernel(load_kernel(*KERNEL), *pointers, batch, height, width, inputs, outputs)
@@ -52,4 +53,5 @@ def is_faster(x: Tensor, inputs: int, outputs: int) -> bool:
     sizes = (n if isinstance(n, int) else getattr(getattr(n, "node", None), "hint", None) or 0 for n in x.shape)
     batch, _, height, width = sizes
     tiles = batch * ((height + 1) // 2) * ((width + 1) // 2)
-    return bool(inputs % 8 == outputs % 16 == 0 and tiles >= 512 and inputs * outputs >= 1024)
+    fewest = 4096 if lanes() == 16 else 1024
+    return bool(inputs % lanes() == outputs % (2 * lanes()) == 0 and tiles >= 512 and inputs * outputs >= fewest)

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from featureflock.cpu_kernels.compiler import set_cache_folders
+from featureflock.cpu_kernels.replace_convolutions import replace_convolutions
 
 Report = Callable[[str], None]
 
@@ -30,6 +31,7 @@ def compile_modules(
     modules: Sequence[nn.Module],
     *,
     options: dict[str, Any] | None = None,
+    kernels: bool = False,
     dynamic: bool | None = None,
     required: bool = False,
     report: Report = warn,
@@ -39,12 +41,13 @@ def compile_modules(
     Args:
         modules: the modules, which are changed in place.
         options: options of torch.compile's default backend.
+        kernels: use our kernels for the convolutions that they support.
         dynamic: as in torch.compile.
         required: raise ValueError if they cannot be compiled, instead of computing without compilation.
         report: called with a sentence if they cannot be compiled.
     """
     _use_private_folders()
-    compilation = _Compilation(modules, options or {}, required, report)
+    compilation = _Compilation(modules, options or {}, kernels, required, report)
     for module in modules:
         module.compile(backend=compilation, dynamic=dynamic)
         compiled = module._compiled_call_impl
@@ -54,14 +57,18 @@ def compile_modules(
 class _Compilation:
     """The backend of torch.compile for some modules, and whether it has failed."""
 
-    def __init__(self, modules: Sequence[nn.Module], options: dict[str, Any], required: bool, report: Report) -> None:
-        self.modules, self.options, self.required, self.report = modules, options, required, report
+    def __init__(
+        self, modules: Sequence[nn.Module], options: dict[str, Any], kernels: bool, required: bool, report: Report
+    ) -> None:
+        self.modules, self.options, self.kernels = modules, options, kernels
+        self.required, self.report = required, report
         self.failure: str | None = None
 
     def __eq__(self, other: object) -> bool:
         """Equal backends share their graphs, also between runs. PyTorch compiles few graphs of a module."""
-        same = isinstance(other, _Compilation) and _values(self.options) == _values(other.options)
-        return same and self.failure is None is other.failure  # type: ignore[attr-defined]
+        if not isinstance(other, _Compilation) or self.failure is not None or other.failure is not None:
+            return False
+        return (self.options, self.kernels) == (other.options, other.kernels)
 
     def __hash__(self) -> int:
         return hash(tuple(self.options))
@@ -70,6 +77,9 @@ class _Compilation:
         from torch._inductor.compile_fx import compile_fx
 
         try:
+            if self.kernels:
+                replace_convolutions(graph.graph)
+                graph.recompile()
             with _backward_at_once():
                 return compile_fx(graph, inputs, config_patches=self.options)  # type: ignore[return-value]
         except Exception as error:
@@ -103,11 +113,6 @@ class _Call:
         if self.compilation.required and self.compilation.failure is not None:
             raise ValueError(f"{self.compilation.failure}. Use compile=False, or --compile off.")
         return out
-
-
-def _values(options: dict[str, Any]) -> dict[str, Any]:
-    """Options that can be compared; a graph pass is identified by its uuid."""
-    return {name: value.uuid() if hasattr(value, "uuid") else value for name, value in options.items()}
 
 
 def _use_private_folders() -> None:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from featureflock.cpu_kernels.compiler import compiler_problem
-from featureflock.cpu_kernels.replace_convolutions import compile_options
+from featureflock.cpu_kernels.replace_convolutions import kernels_problem
 from featureflock.ensemble.compilation import compile_modules, warn
 from featureflock.ensemble.sharing import SharedMembers
 
@@ -44,7 +44,8 @@ def optimised(ens: "Ensemble", compile: bool | None) -> "Ensemble":
     if problem is not None:
         warn(f"Computing without compilation, because {problem}.")
     elif available if compile is None else compile:
-        compile_modules(fast.compiled_modules(), options=compile_options(), required=bool(compile))
+        kernels = device.type == "cpu" and kernels_problem() is None
+        compile_modules(fast.compiled_modules(), kernels=kernels, required=bool(compile))
     return fast.eval()
 
 

@@ -28,7 +28,13 @@ from featureflock.ensemble.saving import save
 from featureflock.methods.base import check_loss_output
 from featureflock.training import checkpoint as checkpoints
 from featureflock.training.build import build, training_flops
-from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
+from featureflock.training.compute import (
+    ComputeConfig,
+    ResolvedCompute,
+    faster_processes,
+    resolve_compute,
+    resolve_precision,
+)
 from featureflock.training.memory import check_memory
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
@@ -89,7 +95,9 @@ def _train(
     parameters = sum(p.numel() for p in ens.parameters())
     notes = list[str]()
     flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
-    resolved = resolve_compute(compute, recipe.precision, ens, flops, notes.append)
+    # Rank 0 decides, as processes may measure different speeds.
+    precision = mesh.on_rank_zero(lambda: resolve_precision(compute, recipe.precision, ens, flops, notes.append))
+    resolved = resolve_compute(compute, precision, ens, flops, notes.append)
     environment = provenance()
     platform = {**asdict(resolved), "torch": torch.__version__, "processor": environment["machine"]["processor"]}
     if mesh.world.size > 1:

@@ -11,8 +11,11 @@ from torch.testing import assert_close
 import featureflock as ff
 from featureflock.cpu_kernels import weight_gradient, winograd
 from featureflock.cpu_kernels.compile_c import load_kernel
-from featureflock.cpu_kernels.inductor_pass import OPTION, ReplaceConvolutions
+from featureflock.ensemble import compilation
+from featureflock.methods import FeatureWGD
+from featureflock.models import FastCNNConfig, linear_head
 from featureflock.models.wide_resnet import WideResNet
+from featureflock.training.compute import ResolvedCompute
 
 N, B, H, C = 4, 6, 5, 3
 
@@ -63,46 +66,70 @@ def test_ensemble_with_inductor():
         assert_close(compiled(x), ens(x))
 
 
-class RecordOperators(ReplaceConvolutions):
-    """The pass, and the operators that it leaves in the graphs."""
-
-    def __init__(self):
-        self.operators = []
-
-    def __call__(self, graph):
-        super().__call__(graph)
-        self.operators.extend(node.target for node in graph.nodes if node.op == "call_function")
-
-    def uuid(self):
-        return None  # do not cache the graph
-
-
 def smooth_network():
     """Without ReLU, whose sign would amplify rounding."""
     conv = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
-    layers = [conv(8, 32), nn.Tanh(), conv(32, 32), nn.Tanh()]
-    return nn.Sequential(*layers, conv(32, 32, stride=2)).to(memory_format=torch.channels_last)
+    layers = [conv(16, 64), nn.Tanh(), conv(64, 64), nn.Tanh()]
+    return nn.Sequential(*layers, conv(64, 64, stride=2)).to(memory_format=torch.channels_last)
+
+
+class Wrapped(nn.Module):
+    """torch.compile leaves modules of PyTorch itself alone."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)
 
 
 @needs_compiler
-def test_kernels_in_a_compiled_network():
+def test_kernels_in_a_compiled_network(monkeypatch):
     """Training steps and predictions use our kernels for the convolutions that they support, and give the same."""
     torch.manual_seed(0)
-    plain, fast = smooth_network(), smooth_network()
-    fast.load_state_dict(plain.state_dict())
-    recorder = RecordOperators()
+    plain, fast = smooth_network(), Wrapped(smooth_network())
+    fast.module.load_state_dict(plain.state_dict())
+    replaced, replace = [], compilation.replace_convolutions
+
+    def record(graph):
+        replace(graph)
+        replaced.append(len(graph.find_nodes(op="call_function", target=torch.ops.featureflock.convolution.default)))
+
+    monkeypatch.setattr(compilation, "replace_convolutions", record)
     torch.compiler.reset()
-    compiled = torch.compile(lambda x: fast(x), dynamic=False, options={OPTION: recorder})
-    x = torch.randn(8, 8, 32, 32).contiguous(memory_format=torch.channels_last)
-    for net in (plain, compiled):
+    compilation.compile_modules([fast], kernels=True, dynamic=False, required=True)
+    x = torch.randn(8, 16, 32, 32).contiguous(memory_format=torch.channels_last)
+    for net in (plain, fast):
         net(x).square().sum().backward()
     for (name, p), q in zip(plain.named_parameters(), fast.parameters(), strict=True):
         assert (q.grad - p.grad).norm() < 1e-5 * p.grad.norm(), name
-    assert recorder.operators.count(torch.ops.featureflock.weight_gradient.default) == 3
-    assert recorder.operators.count(torch.ops.featureflock.winograd.default) == 2  # second layer, forward and backward
     with torch.no_grad():
-        assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-5)
-    assert recorder.operators.count(torch.ops.featureflock.winograd.default) == 3
+        assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert replaced == [3, 1]  # training; prediction: the second one, which is wide and has stride 1
+
+
+def test_compiled_bfloat16_on_a_cpu_agrees_with_eager():
+    """Gradients of maxima compare values with their maximum, which was rounded."""
+    losses, network = {}, FastCNNConfig((16, 16))
+    for compiled in (False, True):
+        compute = ResolvedCompute("cpu", "bfloat16", True, compiled, "sequential", 1)
+        method = FeatureWGD()
+        ens = method.build(lambda: network.extractor((3, 16, 16)), lambda: linear_head(16, C), members=2, seed=0)
+        torch.compiler.reset()
+        compute.prepare(ens, compile_required=True)
+        optimizer = torch.optim.SGD(ens.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(0)
+        x = compute.inputs(torch.randn(32, 3, 16, 16, generator=generator))
+        losses[compiled] = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            with compute.computing(full_batch=True):
+                loss = method.loss(ens, x, torch.arange(32) % C).loss
+            loss.backward()
+            optimizer.step()
+            losses[compiled].append(loss.item())
+    assert_close(losses[True], losses[False], rtol=0.01, atol=0.01)
 
 
 def test_compiled_inference():

@@ -21,7 +21,7 @@ def own_cache(tmp_path, monkeypatch):
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"):
         monkeypatch.setenv(variable, "")  # so that the value of before is restored
         monkeypatch.delenv(variable)
-    cached = compiler.compiled_code_folder, compiler.compiler_problem, compile_c.load_kernel
+    cached = compiler.compiled_code_folder, compiler.compiler_problem, compile_c._load
     for function in cached:
         function.cache_clear()
     yield

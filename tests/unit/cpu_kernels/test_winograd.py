@@ -5,8 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from featureflock.cpu_kernels.compile_c import load_kernel
+from featureflock.cpu_kernels.compile_c import lanes, load_kernel
 from featureflock.cpu_kernels.winograd import KERNEL, winograd
+
+
+@pytest.fixture(autouse=True, params=["AVX2", "AVX512"])
+def capability(request, monkeypatch):
+    """Kernels for both lengths of vectors; the compiler splits those that the processor does not have."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+
 
 pytestmark = pytest.mark.skipif(load_kernel(*KERNEL) is None, reason="The kernel needs a C compiler.")
 
@@ -25,6 +32,7 @@ pytestmark = pytest.mark.skipif(load_kernel(*KERNEL) is None, reason="The kernel
     ],
 )
 def test_is_the_convolution(batch, inputs, outputs, height, width, with_bias, threads):
+    inputs, outputs = inputs * lanes() // 8, outputs * lanes() // 8
     torch.manual_seed(batch)
     x, weight = torch.randn(batch, inputs, height, width), torch.randn(outputs, inputs, 3, 3)
     bias = torch.randn(outputs) if with_bias else None
@@ -42,14 +50,14 @@ def test_is_the_convolution(batch, inputs, outputs, height, width, with_bias, th
 
 
 def test_images_do_not_affect_each_other():
-    x = torch.randn(3, 8, 5, 5).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(3, lanes(), 5, 5).contiguous(memory_format=torch.channels_last)
     x[1] = torch.nan
-    result = winograd(x, torch.randn(16, 8, 3, 3), None)
+    result = winograd(x, torch.randn(2 * lanes(), lanes(), 3, 3), None)
     assert result[1].isnan().all()
     assert result[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(32, 64), (48, 32)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 64), (96, 32)])
 def test_backward_is_the_derivative_with_respect_to_the_input(inputs, outputs):
     torch.manual_seed(0)
     x, weight = (
