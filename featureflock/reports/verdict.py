@@ -166,6 +166,16 @@ def _basis(
     holm = any(difference.p_holm is not None for difference in tested.values())
     how = f"p < 0.05 after Holm’s correction for {plural(len(tested), 'endpoint')}" if holm else "95 % intervals"
     parts = [f"Paired by seed; significant by {how}."]
+    hidden = {
+        key: significance(find_column(key), difference._replace(p_holm=None))
+        for key, difference in tested.items()
+        if not significance(find_column(key), difference)
+    }
+    for side in ("worse", "better"):
+        keys = [key for key, found in hidden.items() if found == side]
+        if keys:
+            titles = in_words(find_column(key).title.removesuffix(", %") for key in keys)
+            parts.append(f"Without the correction, {titles} would be significantly {side}.")
     if any("as accurate" in outcomes.values() for outcomes in places.values()):
         parts.append(f"As accurate: the 95 % interval excludes a loss of more than {100 * ACCURACY_MARGIN:g} points.")
     if baseline is not None and baseline.members != main.members:

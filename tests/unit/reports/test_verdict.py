@@ -156,9 +156,18 @@ def test_endpoints_are_corrected_for_one_another():
         "with no significant difference in ECE."
     )
     assert found.basis == (
-        "Paired by seed; significant by p < 0.05 after Holm’s correction for 4 endpoints. As accurate: the 95 % "
-        "interval excludes a loss of more than 0.1 points."
+        "Paired by seed; significant by p < 0.05 after Holm’s correction for 4 endpoints. Without the correction, "
+        "Accuracy and ECE would be significantly better. As accurate: the 95 % interval excludes a loss of more than "
+        "0.1 points."
     )
+
+
+def test_a_loss_that_only_the_correction_hides_is_reported():
+    found = corrected(0.03, 0.001, 0.001, 0.03)
+    row = found.groups[1]
+    worse = row.differences["ece"]._replace(mean=0.02, low=0.01, high=0.03)
+    row.differences["ece"] = worse
+    assert "Without the correction, ECE would be significantly worse. Without" in verdict(found).basis
 
 
 def test_only_declared_endpoints_count():
