@@ -42,7 +42,9 @@ from featureflock.core.value_checks import readable, refuse_later
 Subspace = Literal["dominant", "weakest"]
 
 _SLICE_SIZE = 2**16
-"""Largest number of values in a float64 slice of the particles."""
+"""Largest number of values in a float64 slice of the particles on a CPU, whose cache holds a few such slices."""
+_GPU_SLICE_SIZE = 2**24
+"""The same on other devices, where each slice costs dozens of small kernels: 128 MB. Not measured on a GPU."""
 
 
 class NonFiniteError(ValueError):
@@ -271,9 +273,14 @@ def _basis(gg_nn: Tensor, rank: int, subspace: Subspace) -> Tensor:
 
 
 def _slices(h_nd: Tensor, g_nd: Tensor, grad_factor: float | Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Iterate over slices of the columns of H and grad_factor · G in float64: an eighth of them, at most 2¹⁶ values."""
+    """Iterate over slices of the columns of H and grad_factor · G in float64.
+
+    On a CPU a slice is an eighth of them, at most 2¹⁶ values; on other devices at most 2²⁴ values.
+    """
     n, d = h_nd.shape
-    width = max(1, min(max(n * d // 8, _SLICE_SIZE // 32), _SLICE_SIZE) // n)
+    on_cpu = h_nd.device.type == "cpu"
+    size = min(max(n * d // 8, _SLICE_SIZE // 32), _SLICE_SIZE) if on_cpu else _GPU_SLICE_SIZE
+    width = max(1, size // n)
     for start in range(0, d, width):
         part = slice(start, min(start + width, d))
         yield part, h_nd[:, part].double(), g_nd[:, part].double() * grad_factor

@@ -269,6 +269,27 @@ def test_the_result_does_not_depend_on_the_slice_size(rank, monkeypatch):
     assert_close(ff.transport(h.T.contiguous().T, g.T.contiguous().T, prior=ff.Cauchy(0.1), rank=rank), whole)
 
 
+@pytest.mark.parametrize(("device", "most", "slices"), [("cpu", 2**16, 800), ("meta", 2**24, 4)])
+def test_slices_fit_the_device(device, most, slices):
+    """100 members, 256 examples, 2,048 features: few kernels on a GPU, slices that fit the cache on a CPU."""
+    module = importlib.import_module("featureflock.core.transport")
+    h = torch.empty(100, 1, device=device).expand(100, 256 * 2048)
+    sizes = [100 * (part.stop - part.start) for part, _, _ in module._slices(_Columns(h), _Columns(h), 1.0)]
+    assert sum(sizes) == h.numel()
+    assert max(sizes) <= most
+    assert len(sizes) <= slices + 1
+
+
+class _Columns:
+    """A tensor whose slices have no values, so that they cost no memory."""
+
+    def __init__(self, tensor):
+        self.shape, self.device, self.tensor = tensor.shape, tensor.device, tensor.to("meta")
+
+    def __getitem__(self, index):
+        return self.tensor[index]
+
+
 def test_user_defined_prior_and_kernel():
     class Laplace:
         def score(self, x):
