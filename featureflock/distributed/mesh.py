@@ -78,6 +78,12 @@ class Axis:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replace x by its value on the first process of the axis, in place."""
+        if self.group is not None:
+            dist.broadcast(x, dist.get_global_rank(self.group, 0), group=self.group)
+        return x
+
     def max(self, x: Tensor) -> Tensor:
         """Take the maximum of x over the processes, in place."""
         if self.size > 1:
@@ -126,6 +132,13 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"{self.members.size} × {self.data.size}"
+
+    def local_members(self, n: int) -> range:
+        """Return the numbers of this process's members; ValueError if some process would have none."""
+        if n < self.members.size:
+            sentence = f"{n} members cannot be divided among {self.members.size} processes"
+            raise ValueError(f"{sentence}; use --mesh.members {n} or less, and --mesh.data for the others.")
+        return range(n)[self.members.local_slice(n)]
 
     def average(self, tensors: Sequence[Tensor], *, over_members: bool = False) -> None:
         """Replace each tensor x by Σ_d (B_d/B) x_d, the average over the data axis weighted by batch fractions.

@@ -160,9 +160,10 @@ class Ensemble(TaskState):
     def shard(self, mesh: Mesh) -> "Ensemble":
         """Divide the ensemble among the processes of a mesh (distributed/mesh.py), and return it.
 
-        This process stores only its own members; a trunk and members in one network (`rank_one`, `lora`) are stored by
-        every process, which computes its own members. `ens(x)` takes this process's part of a batch and returns the
-        logits of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
+        This process stores only its own members (`Method.build` builds no others); a trunk and members in one network
+        (`rank_one`, `lora`) are stored by every process, which computes its own members. `ens(x)` takes this process's
+        part of a batch and returns the logits of all n members for it. Back-propagate the mean loss of that part, call
+        `average_gradients`, then step.
 
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
@@ -173,9 +174,7 @@ class Ensemble(TaskState):
         """
         if mesh.world.size == 1:
             return self
-        if len(self) < mesh.members.size:
-            sentence = f"{len(self)} members cannot be divided among {mesh.members.size} processes"
-            raise ValueError(f"{sentence}; use --mesh.members {len(self)} or less, and --mesh.data for the others.")
+        local = mesh.local_members(len(self))
         if isinstance(self.layer, ParticleLayer):
             self.layer.sees_whole_batch = mesh.data.size == 1 or self.at == "weights"
         if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
@@ -183,11 +182,20 @@ class Ensemble(TaskState):
                 raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
-        members = range(len(self))
         for modules in self._member_modules():
-            for i in {*members} - {*members[mesh.members.local_slice(len(self))]}:
+            for i in {*range(len(self))} - {*local}:
                 modules[i] = RemoteMember()
         return self
+
+    def parameter_count(self) -> int:
+        """Number of parameters of the members of all processes, and of what they share."""
+        own = {p for modules in self._member_modules() for p in modules.parameters()}
+        total = self.mesh.members.sum(torch.tensor(sum(p.numel() for p in own)))
+        return int(total) + sum(p.numel() for p in self.parameters() if p not in own)
+
+    def first_local_extractor(self) -> nn.Module:
+        """The first member of this process, or the network of all members."""
+        return self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
 
     def average_gradients(self) -> None:
         """Replace the gradients of this process's part of the batch by the gradients of the whole batch.
@@ -228,8 +236,7 @@ class Ensemble(TaskState):
             return micro_batch_features(
                 modules, lambda s, part: stacked(self._local_features(s, part, kwargs), "features"), states, start, x
             )
-        extractor = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
-        first = self.trunk if self.trunk is not None else extractor
+        first = self.trunk if self.trunk is not None else self.first_local_extractor()
         if isinstance(x, Mapping) and takes_keywords(first, x):
             x, kwargs = NOTHING, {**x, **kwargs}
         # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.

@@ -85,8 +85,8 @@ def _train(
     recipe.method.check_task(splits.task, splits.train.labels)
     _check_batches(recipe, examples, mesh)
     check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
-    ens = build(recipe, splits)
-    parameters = sum(p.numel() for p in ens.parameters())
+    ens = build(recipe, splits, mesh)
+    parameters = ens.parameter_count()
     notes = list[str]()
     flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
     resolved = resolve_compute(compute, recipe.precision, ens, flops, notes.append)
@@ -102,7 +102,7 @@ def _train(
         platform["compile"] = False
 
     required = compute.compile == "on"
-    resolved.prepare(ens.shard(mesh), compile_required=required, report=without_compilation)
+    resolved.prepare(ens, compile_required=required, report=without_compilation)
     state = initial_state(recipe, ens)
     with ExitStack() as stack:
         mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
