@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from featureflock.core.layer import ParticleLayer
 from featureflock.core.transport import check_members
 from featureflock.core.value_checks import readable
+from featureflock.distributed.gradients import GradientReducer
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import (
     BATCH_NORMS,
@@ -137,6 +138,8 @@ class Ensemble(TaskState):
 
     mesh: Mesh = SINGLE_PROCESS
     """The processes that the ensemble is divided among; see `shard`."""
+    _reducer: GradientReducer | None = None
+    """Sums gradients during the backward pass, after the first call of `average_gradients`."""
 
     def __len__(self) -> int:
         return len(self.extractors)
@@ -200,16 +203,21 @@ class Ensemble(TaskState):
     def average_gradients(self) -> None:
         """Replace the gradients of this process's part of the batch by the gradients of the whole batch.
 
-        The running statistics of BatchNorm, which each process computes for its part, are averaged too.
+        From the second call on, their sums over processes start during the backward pass (distributed/gradients.py),
+        and this waits for them. The running statistics of BatchNorm, which each process computes for its part, are
+        averaged too.
         """
         if self.mesh.world.size == 1:
             return
         rows = self.extractors.member_tensors() if isinstance(self.extractors, SharedMembers) else []
         of_members = {p for modules in self._member_modules() for p in modules.parameters()} | {*rows}
-        grads = {p: p.grad for p in self.parameters() if p.grad is not None}
-        statistics = [b for b in self.buffers() if b.is_floating_point() and b is not self.calibration]
-        self.mesh.average([grad for p, grad in grads.items() if p in of_members] + statistics)
-        self.mesh.average([grad for p, grad in grads.items() if p not in of_members], over_members=True)
+        trained = [(p, p not in of_members) for p in self.parameters() if p.requires_grad]
+        if self._reducer is None or not self._reducer.reduces(self.mesh, trained):
+            if self._reducer is not None:
+                self._reducer.close()
+            self._reducer = GradientReducer(self.mesh, trained)
+        self._reducer.finish()
+        self.mesh.average([b for b in self.buffers() if b.is_floating_point() and b is not self.calibration])
         gather_rows(rows, self.mesh.members, len(self))
 
     @contextmanager
@@ -218,7 +226,7 @@ class Ensemble(TaskState):
         if any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
             raise ValueError("Some members are on other processes; save the ensemble, then ff.load has all members.")
         of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
-        references = [(self, "mesh"), *((self.layer, name) for name in of_layer)]
+        references = [(self, "mesh"), (self, "_reducer"), *((self.layer, name) for name in of_layer)]
         removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]
         try:
             yield
