@@ -1,5 +1,6 @@
 """The state of a training run after a step: everything that the rest of the run depends on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,17 +52,26 @@ class TrainingState:
         metadata = {**identity, **{name: getattr(self, name) for name in _PROGRESS}}
         return Checkpoint(tensors, cast(Metadata, metadata))
 
+    def needed(self) -> Callable[[str], bool]:
+        """Return a function that tells whether this process needs a tensor of a checkpoint, by its name."""
+        local, parameters = {*self.ens.state_dict()}, {name for name, _ in self.ens.named_parameters()}
+
+        def is_needed(path: str) -> bool:
+            kind, _, name = path.partition("/")
+            of_optimiser = kind == "optimiser" and name.rpartition("/")[0] in parameters
+            return path == "totals" or (kind == "ensemble" and name in local) or of_optimiser
+
+        return is_needed
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
         tensors = checkpoint.tensors
-        local = self.ens.state_dict().keys()  # other processes may have some of the members
-        self.ens.load_state_dict({name: tensors[f"ensemble/{name}"] for name in local if f"ensemble/{name}" in tensors})
+        of_ensemble = {path: t for path, t in tensors.items() if path.startswith("ensemble/")}
+        self.ens.load_state_dict({path.removeprefix("ensemble/"): t for path, t in of_ensemble.items()})
         parameters, optimiser_state = dict(self.ens.named_parameters()), self.optimiser_state()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):
                 name, key = path.removeprefix("optimiser/").rsplit("/", 1)
-                if name not in parameters:
-                    continue
                 parameter = parameters[name]
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
                 optimiser_state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)

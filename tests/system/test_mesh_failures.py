@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from featureflock.distributed import failures
 from featureflock.distributed.mesh import MeshShape
 from featureflock.training import ComputeConfig, TrainingInterrupted, train
-from featureflock.training.checkpoint import read_newest
+from featureflock.training.checkpoint import checkpoint_paths, read_newest
 from featureflock.training.loop import _Loop
 from featureflock.training.run_folder import RunFolder
 from system.test_mesh import images
@@ -34,7 +34,7 @@ def output(folder: Path) -> list[str]:
 
 
 def newest_step(run: Path) -> int:
-    names = [path.stem for path in run.glob("checkpoints/*.safetensors")]
+    names = [path.name for path in checkpoint_paths(run / "checkpoints")]
     return max((int(name.split("-")[1]) for name in names), default=0)
 
 
