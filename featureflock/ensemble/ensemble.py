@@ -190,12 +190,6 @@ class Ensemble(TaskState):
                 modules[i] = RemoteMember()
         return self
 
-    def parameter_count(self) -> int:
-        """Number of parameters of the members of all processes, and of what they share."""
-        own = {p for modules in self._member_modules() for p in modules.parameters()}
-        total = self.mesh.members.sum(torch.tensor(sum(p.numel() for p in own)))
-        return int(total) + sum(p.numel() for p in self.parameters() if p not in own)
-
     def first_local_extractor(self) -> nn.Module:
         """The first member of this process, or the network of all members."""
         return self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]

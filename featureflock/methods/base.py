@@ -112,7 +112,7 @@ class Method:
 
         with torch.random.fork_rng():
             shared = build_first() if 0 in local else None
-            if int(mesh.members.max(torch.tensor(int(shared is not None)))) and shared is None:
+            if mesh.members.size > 1 and any(mesh.members.all_gather_int(int(shared is not None))) and shared is None:
                 shared = build_first()
             for i in local:
                 if i > 0:

@@ -39,6 +39,13 @@ def rebuild(run: RunFolder) -> Ensemble:
     return load(run.ensemble, into=ens)
 
 
+def parameter_count(ens: Ensemble) -> int:
+    """Number of parameters of the members of all processes, and of what they share."""
+    own = {p for part in (ens.extractors, ens.head) if isinstance(part, nn.ModuleList) for p in part.parameters()}
+    of_members = sum(ens.mesh.members.all_gather_int(sum(p.numel() for p in own)))
+    return of_members + sum(p.numel() for p in ens.parameters() if p not in own)
+
+
 def training_flops(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     """Approximate FLOPs of a training run; a backward pass takes twice as many as a forward pass."""
     x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]

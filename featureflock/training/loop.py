@@ -26,7 +26,7 @@ from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.saving import save
 from featureflock.methods.base import check_loss_output
-from featureflock.training.build import build, training_flops
+from featureflock.training.build import build, parameter_count, training_flops
 from featureflock.training.checkpoint import CheckpointWriter, read_newest
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
 from featureflock.training.memory import check_memory
@@ -86,7 +86,7 @@ def _train(
     _check_batches(recipe, examples, mesh)
     check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
     ens = build(recipe, splits, mesh)
-    parameters = ens.parameter_count()
+    parameters = parameter_count(ens)
     notes = list[str]()
     flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
     resolved = resolve_compute(compute, recipe.precision, ens, flops, notes.append)
