@@ -215,9 +215,9 @@ class Ensemble(TaskState):
         gather_rows(rows, self.mesh.members, len(self))
 
     @contextmanager
-    def detached_from_mesh(self) -> Iterator[None]:
-        """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
-        if any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
+    def detached_from_mesh(self, all_members: bool = True) -> Iterator[None]:
+        """Remove references to process groups temporarily, to save or copy; `all_members` must be in this process."""
+        if all_members and any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
             raise ValueError("Some members are on other processes; save the ensemble, then ff.load has all members.")
         of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
         references = [(self, "mesh"), (self, "_reducer"), *((self.layer, name) for name in of_layer)]

@@ -24,7 +24,7 @@ from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, Te
 from featureflock.data.rng import Stream, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
-from featureflock.ensemble.saving import save
+from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods.base import check_loss_output
 from featureflock.training.build import build, parameter_count, training_flops
 from featureflock.training.checkpoint import CheckpointWriter, read_newest
@@ -265,19 +265,15 @@ class _Loop:
         """Evaluate on the test set, save the ensemble of all processes, and write result.json and the manifest."""
         test, ens = self.evaluate(self.splits.test, "test"), self.state.ens
         self._wait_for_checkpoint()
-        weights = self.mesh.gather_to_rank_zero(ens.state_dict())
+        with self.run.writing():
+            save_sharded(ens, self.run.ensemble)
 
-        def write() -> Result:
-            full = ens
-            if self.mesh.world.size > 1:
-                full = build(self.recipe, self.splits)
-                full.load_state_dict(weights)
+        def finish() -> Result:
             with self.run.writing():
-                save(full, self.run.ensemble)
                 data = {"train": self.identity["data"], **self.identity["test_data"]}
-                return self.run.finish(len(full), parameters, len(self.splits.train), test, data)
+                return self.run.finish(len(ens), parameters, len(self.splits.train), test, data)
 
-        return self.mesh.on_rank_zero(write)
+        return self.mesh.on_rank_zero(finish)
 
     def evaluate(self, examples: Examples, name: str) -> dict[str, Any]:
         """Metrics on a set of examples."""

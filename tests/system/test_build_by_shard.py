@@ -9,11 +9,13 @@ import pytest
 import torch
 from helpers.allocations import Allocations
 from helpers.meshes import finish, start
+from helpers.short_runs import same
 from torch import nn
 
 import featureflock as ff
 from featureflock.distributed.mesh import Mesh, MeshShape, join_mesh
 from featureflock.ensemble.ensemble import RemoteMember
+from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods import DICE, DeepEnsembles, FeatureWGD, WeightWGD
 from featureflock.tasks import Regression
 from featureflock.training.build import parameter_count
@@ -21,6 +23,11 @@ from featureflock.training.build import parameter_count
 
 def extractor() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 10))
+
+
+def wide_extractor() -> nn.Module:
+    """Larger than its description."""
+    return nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 10))
 
 
 def head() -> nn.Module:
@@ -46,7 +53,7 @@ CASES: dict[str, Callable[[Mesh], ff.Ensemble]] = {
 }
 
 
-def build_all() -> None:
+def build_all(folder: Path) -> None:
     """On 3 processes, with 2, 2 and 1 members."""
     with join_mesh(MeshShape(timeout=60)) as mesh:
         for name, build in CASES.items():
@@ -56,14 +63,22 @@ def build_all() -> None:
             remote = [m for modules in ours._member_modules() for m in modules if isinstance(m, RemoteMember)]
             others = 5 - len(mesh.local_members(5))
             assert len(remote) == others * len(ours._member_modules()), name
+            save_sharded(ours, folder / name)
+            if mesh.is_rank_zero:
+                assert same(ff.load(folder / name).state_dict(), whole.state_dict()), name
+                ff.save(whole, folder / f"{name}, whole")
+                indices = [json.loads((folder / f / "ensemble.json").read_text()) for f in (name, f"{name}, whole")]
+                for index in indices:
+                    del index["weights"], index["sha256"]
+                assert indices[0] == indices[1], name
             local, expected = ours.state_dict(), whole.shard(mesh).state_dict()
-            assert local.keys() == expected.keys(), name
-            assert all(torch.equal(local[key], expected[key]) for key in local), name
+            assert same(local, expected), name
             assert parameter_count(ours) == sum(p.numel() for p in build(Mesh()).parameters()), name
 
 
 def test_members_are_those_of_one_process(tmp_path):
-    assert finish(start(3, tmp_path, build_all)) == [0, 0, 0], [path.read_text() for path in tmp_path.iterdir()]
+    output = tmp_path / "output"
+    assert finish(start(3, output, build_all, tmp_path)) == [0, 0, 0], [path.read_text() for path in output.iterdir()]
 
 
 def count(folder: Path, members: int) -> None:
@@ -72,12 +87,14 @@ def count(folder: Path, members: int) -> None:
 
     def counted() -> nn.Module:
         built.append(1)
-        return extractor()
+        return wide_extractor()
 
     with join_mesh(MeshShape(timeout=60)) as mesh, Allocations() as allocations:
         ens = FeatureWGD().build(counted, head, members=members, mesh=mesh)
         found = {"peak": allocations.peak, "total": allocations.total, "alive": allocations.alive, "built": len(built)}
         assert len(ens) == members
+        save_sharded(ens, folder / f"ensemble {members} {mesh.world.size}")
+        found["peak of saving"] = allocations.peak
     (folder / f"{members} {mesh.world.size} {mesh.world.rank}.json").write_text(json.dumps(found))
 
 
@@ -91,7 +108,7 @@ def test_memory_of_a_process_does_not_grow_with_the_number_of_members(tmp_path):
     """25 members in each process: 100 in four take as much as 25 in one, and a quarter of 100 in one."""
     (few,), (all_,) = counts(tmp_path, 25, 1), counts(tmp_path, 100, 1)
     of_head = 4 * sum(p.numel() for p in head().parameters())
-    of_member = 4 * sum(p.numel() for p in extractor().parameters())
+    of_member = 4 * sum(p.numel() for p in wide_extractor().parameters())
     assert few["alive"] == pytest.approx(25 * of_member + of_head, abs=100)  # the count is that of the weights
     assert all_["alive"] == pytest.approx(100 * of_member + of_head, abs=100)
     for process in counts(tmp_path, 100, 4):
@@ -99,3 +116,6 @@ def test_memory_of_a_process_does_not_grow_with_the_number_of_members(tmp_path):
         assert process["alive"] == pytest.approx(few["alive"], abs=100)
         assert process["peak"] <= few["peak"] + 2 * of_head
         assert process["total"] <= few["total"] + 2 * of_head + 100  # nor was more allocated and released
+        # To save them, rank 0 has one tensor of the others at a time, and a description of their modules.
+        assert process["peak of saving"] <= few["peak"] + 10 * of_member
+    assert len(ff.load(tmp_path / "ensemble 100 4")) == 100
