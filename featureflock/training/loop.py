@@ -27,14 +27,14 @@ from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods.base import check_loss_output
 from featureflock.training.build import build, parameter_count, training_flops
-from featureflock.training.checkpoint import CheckpointWriter, read_newest
+from featureflock.training.checkpoint import CheckpointWriter
 from featureflock.training.compute import ComputeConfig, ResolvedCompute, faster_processes, resolve_compute
 from featureflock.training.memory import check_memory
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
-from featureflock.training.run_folder import History, Result, RunFolder
+from featureflock.training.run_folder import Result, RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
-from featureflock.training.state import TrainingState, initial_state, non_finite_members
+from featureflock.training.state import TrainingState, initial_state, non_finite_members, restore_newest
 from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
 
@@ -109,7 +109,7 @@ def _train(
         result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have finished it
         if result is not None:
             return result
-        history, messages = _restore_checkpoint(run, state, identity)
+        history, messages = restore_newest(run, state, identity)
         if resume and state.step == 0:
             messages.append("There is no checkpoint yet; starting from the beginning.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
@@ -151,34 +151,6 @@ def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
     if recipe.batch < mesh.data.size or 1 < last < mesh.data.size:
         needed = f"--mesh.data {mesh.data.size} needs at least {mesh.data.size} examples in every batch"
         raise ValueError(f"{needed}, but one has {min(last, recipe.batch)}; change --batch.")
-
-
-def _restore_checkpoint(
-    run: RunFolder, state: TrainingState, identity: dict[str, Any]
-) -> tuple[History | None, list[str]]:
-    """Restore the newest checkpoint, if there is one, and return the history in it and messages about it."""
-    checkpoint, messages = read_newest(run.checkpoints, state.ens.mesh, state.needed())
-    if checkpoint is None:
-        return None, messages
-    if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
-        raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
-    metadata = checkpoint.metadata
-    for what, ours, theirs in (
-        ("training data", identity["data"], metadata["data"]),
-        ("test or validation data", identity["test_data"], metadata.get("test_data", identity["test_data"])),
-    ):
-        if ours != theirs:
-            raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
-    try:
-        state.restore(checkpoint)
-    except (RuntimeError, LookupError) as error:
-        what = f"The newest checkpoint of {run} does not fit the networks of its recipe"
-        raise ValueError(f"{what}; it was written by another version of the code. Start a new run.") from error
-    messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
-    changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
-    if changes:
-        messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
-    return metadata.get("history"), messages
 
 
 @dataclass

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.training.checkpoint import Checkpoint, Metadata
-from featureflock.training.recipe import Recipe
+from featureflock.training.checkpoint import Checkpoint, Metadata, read_newest
+from featureflock.training.recipe import Recipe, recipe_differences
+from featureflock.training.run_folder import History, RunFolder
 
 _PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
 
@@ -78,6 +79,35 @@ class TrainingState:
         self.totals.copy_(tensors["totals"])
         for name in _PROGRESS:
             setattr(self, name, checkpoint.metadata[name])  # type: ignore[literal-required]
+
+
+def restore_newest(run: RunFolder, state: TrainingState, identity: dict[str, Any]) -> tuple[History | None, list[str]]:
+    """Restore the newest checkpoint, if there is one, and return the history in it and messages about it.
+
+    All processes call this; `identity` is that of the run that is to be resumed.
+    """
+    checkpoint, messages = read_newest(run.checkpoints, state.ens.mesh, state.needed())
+    if checkpoint is None:
+        return None, messages
+    if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
+        raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
+    metadata = checkpoint.metadata
+    for what, ours, theirs in (
+        ("training data", identity["data"], metadata["data"]),
+        ("test or validation data", identity["test_data"], metadata.get("test_data", identity["test_data"])),
+    ):
+        if ours != theirs:
+            raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
+    try:
+        state.restore(checkpoint)
+    except (RuntimeError, LookupError) as error:
+        what = f"The newest checkpoint of {run} does not fit the networks of its recipe"
+        raise ValueError(f"{what}; it was written by another version of the code. Start a new run.") from error
+    messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
+    changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
+    if changes:
+        messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
+    return metadata.get("history"), messages
 
 
 def non_finite_members(state: TrainingState) -> list[int] | None:
