@@ -320,12 +320,24 @@ class Call:
         return others * self.passed * (2 / self.processes if self.collective == "all_reduce" else 1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timed:
     call: Call
     seconds: float
     again: Callable[[], object]
     """Repeats the collective on other values."""
+
+
+class _TimedWork:
+    """A collective in the background, of which only the time to wait for it counts."""
+
+    def __init__(self, work: Any, timed: Timed) -> None:
+        self.work, self.timed = work, timed
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self.work.wait()
+        self.timed.seconds += time.perf_counter() - start
 
 
 @contextmanager
@@ -334,13 +346,14 @@ def recorded() -> Iterator[list[Timed]]:
     calls: list[Timed] = []
     original = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast", "send", "recv")}
 
-    def all_reduce(x: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+    def all_reduce(x: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         purpose, axis = _purpose(group)
         start = time.perf_counter()
-        original["all_reduce"](x, op, group)
+        work = original["all_reduce"](x, op, group, async_op)
         took, other = time.perf_counter() - start, torch.zeros_like(x)
         call = Call("all_reduce", axis, purpose, dist.get_world_size(group), x.nbytes)
         calls.append(Timed(call, took, lambda: original["all_reduce"](other, op, group)))
+        return work if work is None else _TimedWork(work, calls[-1])
 
     def all_gather(received: list[Tensor], x: Tensor, group: Any = None, async_op: bool = False) -> Any:
         purpose, axis = _purpose(group)
@@ -376,7 +389,9 @@ def _purpose(group: Any) -> tuple[str, str]:
             case "Mesh.average_gradient.<locals>.<lambda>":
                 return "gradients", "data"
             case "Mesh.average":
-                return "gradients", "all" if frame.f_locals["over_members"] else "data"
+                return "gradients", "data"
+            case "GradientReducer._start_next":
+                return "gradients", "all" if frame.f_locals["bucket"].is_shared else "data"
             case "Axis.max":
                 return "bookkeeping", "all"
         frame = frame.f_back

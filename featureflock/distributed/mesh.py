@@ -78,6 +78,12 @@ class Axis:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replace x by its value on the first process of the axis, in place."""
+        if self.group is not None:
+            dist.broadcast(x, dist.get_global_rank(self.group, 0), group=self.group)
+        return x
+
     def max(self, x: Tensor) -> Tensor:
         """Take the maximum of x over the processes, in place."""
         if self.size > 1:
@@ -114,10 +120,19 @@ class Axis:
 class Mesh:
     """The axes of the mesh as seen from this process. `Mesh()` is a single process."""
 
-    def __init__(self, members: Axis = Axis(), data: Axis = Axis(), world: Axis = Axis()) -> None:
+    def __init__(
+        self,
+        members: Axis = Axis(),
+        data: Axis = Axis(),
+        world: Axis = Axis(),
+        storage_group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.members, self.data, self.world = members, data, world
+        self.storage_group = storage_group
+        """All processes once more, for threads that write checkpoints during training; None for a single process."""
         self.batch_fraction = 1 / data.size
-        """B_d/B: the fraction of the current batch that this process has. Set it if parts are not equal."""
+        """B_d/B: the fraction of the current batch that this process has. Set it, before the backward pass, if parts
+        are not equal."""
 
     @property
     def is_rank_zero(self) -> bool:
@@ -127,21 +142,23 @@ class Mesh:
     def __str__(self) -> str:
         return f"{self.members.size} × {self.data.size}"
 
-    def average(self, tensors: Sequence[Tensor], *, over_members: bool = False) -> None:
-        """Replace each tensor x by Σ_d (B_d/B) x_d, the average over the data axis weighted by batch fractions.
+    def local_members(self, n: int) -> range:
+        """Return the numbers of this process's members; ValueError if some process would have none."""
+        if n < self.members.size:
+            sentence = f"{n} members cannot be divided among {self.members.size} processes"
+            raise ValueError(f"{sentence}; use --mesh.members {n} or less, and --mesh.data for the others.")
+        return range(n)[self.members.local_slice(n)]
 
-        With `over_members`, average over the members axis too, where tensors are equal up to rounding.
-        """
-        axis = self.world if over_members else self.data
-        if axis.size == 1:
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor x by Σ_d (B_d/B) x_d, the average over the data axis weighted by batch fractions."""
+        if self.data.size == 1:
             return
-        weight = self.batch_fraction / (self.members.size if over_members else 1)
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for x in tensors:
             groups.setdefault((x.dtype, x.device), []).append(x)
         for group in groups.values():
             flat = torch.cat([x.reshape(-1) for x in group])
-            pieces = axis.sum(flat.mul_(weight)).split([x.numel() for x in group])
+            pieces = self.data.sum(flat.mul_(self.batch_fraction)).split([x.numel() for x in group])
             for x, piece in zip(group, pieces, strict=True):
                 x.copy_(piece.view(x.shape))
 
@@ -248,7 +265,8 @@ def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
             dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
             table = torch.arange(processes).view(shape.data, members)
             axes = _axis(table.tolist(), timeout), _axis(table.T.tolist(), timeout)
-            yield Mesh(*axes, Axis(dist.group.WORLD))
+            storage_group = dist.new_group(backend="gloo", timeout=timeout)
+            yield Mesh(*axes, Axis(dist.group.WORLD), storage_group)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from featureflock.core.layer import ParticleLayer
 from featureflock.core.transport import check_members
 from featureflock.core.value_checks import readable
+from featureflock.distributed.gradients import GradientReducer
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.execution import (
     BATCH_NORMS,
@@ -137,6 +138,8 @@ class Ensemble(TaskState):
 
     mesh: Mesh = SINGLE_PROCESS
     """The processes that the ensemble is divided among; see `shard`."""
+    _reducer: GradientReducer | None = None
+    """Sums gradients during the backward pass, after the first call of `average_gradients`."""
 
     def __len__(self) -> int:
         return len(self.extractors)
@@ -160,9 +163,10 @@ class Ensemble(TaskState):
     def shard(self, mesh: Mesh) -> "Ensemble":
         """Divide the ensemble among the processes of a mesh (distributed/mesh.py), and return it.
 
-        This process stores only its own members; a trunk and members in one network (`rank_one`, `lora`) are stored by
-        every process, which computes its own members. `ens(x)` takes this process's part of a batch and returns the
-        logits of all n members for it. Back-propagate the mean loss of that part, call `average_gradients`, then step.
+        This process stores only its own members (`Method.build` builds no others); a trunk and members in one network
+        (`rank_one`, `lora`) are stored by every process, which computes its own members. `ens(x)` takes this process's
+        part of a batch and returns the logits of all n members for it. Back-propagate the mean loss of that part, call
+        `average_gradients`, then step.
 
             with ff.join_mesh(ff.MeshShape(members=2, data=2)) as mesh:        # torchrun --nproc-per-node=4 …
                 ens.shard(mesh)
@@ -173,9 +177,7 @@ class Ensemble(TaskState):
         """
         if mesh.world.size == 1:
             return self
-        if len(self) < mesh.members.size:
-            sentence = f"{len(self)} members cannot be divided among {mesh.members.size} processes"
-            raise ValueError(f"{sentence}; use --mesh.members {len(self)} or less, and --mesh.data for the others.")
+        local = mesh.local_members(len(self))
         if isinstance(self.layer, ParticleLayer):
             self.layer.sees_whole_batch = mesh.data.size == 1 or self.at == "weights"
         if isinstance(self.layer, ParticleLayer) and mesh.data.size > 1:
@@ -183,34 +185,42 @@ class Ensemble(TaskState):
                 raise ValueError("Langevin noise cannot be computed for parts of a batch; use --mesh.data 1.")
             self.layer.group = None if self.at == "weights" else mesh.data.group
         self.mesh = mesh
-        members = range(len(self))
         for modules in self._member_modules():
-            for i in {*members} - {*members[mesh.members.local_slice(len(self))]}:
+            for i in {*range(len(self))} - {*local}:
                 modules[i] = RemoteMember()
         return self
+
+    def first_local_extractor(self) -> nn.Module:
+        """The first member of this process, or the network of all members."""
+        return self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
 
     def average_gradients(self) -> None:
         """Replace the gradients of this process's part of the batch by the gradients of the whole batch.
 
-        The running statistics of BatchNorm, which each process computes for its part, are averaged too.
+        From the second call on, their sums over processes start during the backward pass (distributed/gradients.py),
+        and this waits for them. The running statistics of BatchNorm, which each process computes for its part, are
+        averaged too.
         """
         if self.mesh.world.size == 1:
             return
         rows = self.extractors.member_tensors() if isinstance(self.extractors, SharedMembers) else []
         of_members = {p for modules in self._member_modules() for p in modules.parameters()} | {*rows}
-        grads = {p: p.grad for p in self.parameters() if p.grad is not None}
-        statistics = [b for b in self.buffers() if b.is_floating_point() and b is not self.calibration]
-        self.mesh.average([grad for p, grad in grads.items() if p in of_members] + statistics)
-        self.mesh.average([grad for p, grad in grads.items() if p not in of_members], over_members=True)
+        trained = [(p, p not in of_members) for p in self.parameters() if p.requires_grad]
+        if self._reducer is None or not self._reducer.reduces(self.mesh, trained):
+            if self._reducer is not None:
+                self._reducer.close()
+            self._reducer = GradientReducer(self.mesh, trained)
+        self._reducer.finish()
+        self.mesh.average([b for b in self.buffers() if b.is_floating_point() and b is not self.calibration])
         gather_rows(rows, self.mesh.members, len(self))
 
     @contextmanager
-    def detached_from_mesh(self) -> Iterator[None]:
-        """Remove references to process groups temporarily, to save or copy; needs all members in this process."""
-        if any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
+    def detached_from_mesh(self, all_members: bool = True) -> Iterator[None]:
+        """Remove references to process groups temporarily, to save or copy; `all_members` must be in this process."""
+        if all_members and any(isinstance(m, RemoteMember) for modules in self._member_modules() for m in modules):
             raise ValueError("Some members are on other processes; save the ensemble, then ff.load has all members.")
         of_layer = ("group", "sees_whole_batch") if isinstance(self.layer, ParticleLayer) else ()
-        references = [(self, "mesh"), *((self.layer, name) for name in of_layer)]
+        references = [(self, "mesh"), (self, "_reducer"), *((self.layer, name) for name in of_layer)]
         removed = [(module, name, vars(module).pop(name)) for module, name in references if name in vars(module)]
         try:
             yield
@@ -228,8 +238,7 @@ class Ensemble(TaskState):
             return micro_batch_features(
                 modules, lambda s, part: stacked(self._local_features(s, part, kwargs), "features"), states, start, x
             )
-        extractor = self.extractors if isinstance(self.extractors, SharedMembers) else self._local(self.extractors)[0]
-        first = self.trunk if self.trunk is not None else extractor
+        first = self.trunk if self.trunk is not None else self.first_local_extractor()
         if isinstance(x, Mapping) and takes_keywords(first, x):
             x, kwargs = NOTHING, {**x, **kwargs}
         # Each process has the gradients of its own members, and `average_gradients` takes the mean over processes.

@@ -83,7 +83,7 @@ class ModuleEncoder:
         dot = f"{path}." if path else ""
         return {
             "path": path,
-            "class": _class_name(cls),
+            "class": class_name(cls),
             "attributes": {k: self._value(v, dot + k) for k, v in own_attributes(module).items()},
             "parameters": {k: self.tensor(t, dot + k) for k, t in module._parameters.items()},
             "buffers": {k: self.tensor(t, dot + k) for k, t in module._buffers.items() if t is not self._without},
@@ -121,7 +121,7 @@ class ModuleEncoder:
                     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
                     return [registry.kind, name, self._value(fields, path)]
         if isinstance(value, type) and issubclass(value, nn.Module) and _can_be_found(value):
-            return ["class", _class_name(value)]
+            return ["class", class_name(value)]
         for name, function in _FUNCTIONS.items():
             if function is value:
                 return ["function", name]
@@ -209,12 +209,12 @@ class ModuleDecoder:
         return self._classes[name]
 
 
-def _class_name(cls: type) -> str:
+def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _can_be_found(cls: type[nn.Module]) -> bool:
-    return _known_classes().get(_class_name(cls)) is cls
+    return _known_classes().get(class_name(cls)) is cls
 
 
 def _known_classes() -> dict[str, type[nn.Module]]:
@@ -224,4 +224,4 @@ def _known_classes() -> dict[str, type[nn.Module]]:
         return [subclass for sub in cls.__subclasses__() for subclass in (sub, *below(sub))]
 
     private = re.compile(r"torch\.(?!nn\.modules\.)")
-    return {_class_name(cls): cls for cls in below(nn.Module) if not private.match(cls.__module__)}
+    return {class_name(cls): cls for cls in below(nn.Module) if not private.match(cls.__module__)}

@@ -14,6 +14,8 @@ import re
 import time
 import uuid
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -71,8 +73,28 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder to save the ensemble in.")
+    content, tensors = encode(ens)
+    warn_about(content)
+    write_folder(folder, content, lambda path: _write_weights(path, tensors))
+
+
+@dataclass
+class Content:
+    """What ensemble.json has of an ensemble."""
+
+    modules: dict[str, Any] | None
+    no_modules_because: str | None
+    local_classes: list[str]
+    """Names of classes that other programs cannot find."""
+    calibration: float
+    state: dict[str, str]
+    tensors: dict[str, _TensorEntry]
+
+
+def encode(ens: Ensemble, all_members: bool = True) -> tuple[Content, dict[str, Tensor]]:
+    """Describe an ensemble, and return its tensors by key; without `all_members`, those of this process."""
     encoder, modules, no_modules_because = codec.ModuleEncoder(without=ens.calibration), None, None
-    with ens.detached_from_mesh():
+    with ens.detached_from_mesh(all_members):
         try:
             modules = encoder.module(ens)
         except codec.NotSerializableError as reason:
@@ -84,29 +106,41 @@ def save(ens: Ensemble, folder: str | os.PathLike[str]) -> None:
             raise ValueError(f"{name} has no values yet; run the ensemble once on data before you save it.")
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise ValueError(f"{name} is sparse, quantised or on the meta device, which safetensors cannot store.")
-    if no_modules_because is not None:
-        message = f"Saving weights only, because {no_modules_because}; load them with load(folder, into=…)."
-        warnings.warn(message, stacklevel=2)
-    elif local := sorted({cls.__qualname__ for cls in encoder.classes if _is_local(cls)}):
+    entries: dict[str, _TensorEntry] = {
+        k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in tensors.items()
+    }
+    local = sorted({cls.__qualname__ for cls in encoder.classes if _is_local(cls)})
+    return Content(modules, no_modules_because, local, float(ens.calibration), state, entries), tensors
+
+
+def warn_about(content: Content) -> None:
+    """Warn about what other programs will not be able to load."""
+    if content.no_modules_because is not None:
+        message = f"Saving weights only, because {content.no_modules_because}; load them with load(folder, into=…)."
+        warnings.warn(message, stacklevel=3)
+    elif local := content.local_classes:
         names = ", ".join(local)
         message = f"Other programs cannot find {names}, defined in a script, a notebook or a function"
         message += "; there, call load(folder, into=ensemble) with an ensemble that your code has built, or move the "
-        warnings.warn(f"{message}class{'es' * (len(local) > 1)} to a module that they import.", stacklevel=2)
+        warnings.warn(f"{message}class{'es' * (len(local) > 1)} to a module that they import.", stacklevel=3)
 
+
+def write_folder(folder: Path, content: Content, write_weights: Callable[[Path], str]) -> None:
+    """Write the files of an ensemble; `write_weights` writes the tensors to a file and returns its digest."""
     folder.mkdir(parents=True, exist_ok=True)
     previous = _current_weights(folder)
     weights = f"weights-{uuid.uuid4().hex[:16]}.safetensors"
     try:
-        digest = _write_weights(folder / weights, tensors)
+        digest = write_weights(folder / weights)
         index: _Index = {
             "format": _FORMAT,
             "version": _VERSION,
             "weights": {"file": weights, "sha256": digest},
-            "modules": modules,
-            "no_modules_because": no_modules_because,
-            "calibration": float(ens.calibration),
-            "state": state,
-            "tensors": {k: {"stride": _stride(t), "requires_grad": t.requires_grad} for k, t in tensors.items()},
+            "modules": content.modules,
+            "no_modules_because": content.no_modules_because,
+            "calibration": content.calibration,
+            "state": content.state,
+            "tensors": content.tensors,
         }
         text = json.dumps({**index, "sha256": json_digest(index)}, indent=1) + "\n"
         write_atomically(folder / _INDEX, text.encode())

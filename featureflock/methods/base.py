@@ -10,7 +10,8 @@ what to back-propagate.
 Initial weights are the same for every method: member i of seed s is built after torch.manual_seed(1000 s + i), first
 its extractor, then its head. So a member depends neither on the number of members nor on the method, and can be trained
 alone. A shared head is the head of member 0. Members in one network share the extractor of member 0. Networks that a
-method adds are built after torch.manual_seed(2³² + s), and a trunk after torch.manual_seed(2³³ + s).
+method adds are built after torch.manual_seed(2³² + s), and a trunk after torch.manual_seed(2³³ + s). On a mesh, each
+process builds its own members only, and receives the head of member 0.
 
 `extra_optimisers` and `order` are optional: parameters with an optimiser of their own, and batches of a special
 composition. Additional networks and counters are submodules and buffers of the ensemble, so checkpoints include them.
@@ -30,7 +31,8 @@ from featureflock.core.layer import ParticleLayer
 from featureflock.core.priors import Cauchy, Prior
 from featureflock.core.rules import WGD, Rule
 from featureflock.core.transport import Subspace, TransportConfig
-from featureflock.ensemble.ensemble import Ensemble
+from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
+from featureflock.ensemble.ensemble import Ensemble, RemoteMember
 from featureflock.ensemble.execution import Execution
 from featureflock.ensemble.sharing import SharedMembers
 from featureflock.tasks import Classification, Task
@@ -77,6 +79,7 @@ class Method:
         execution: Execution = "sequential",
         share: Callable[[nn.Module, int], SharedMembers | None] | None = None,
         trunk: Factory | None = None,
+        mesh: Mesh = SINGLE_PROCESS,
     ) -> Ensemble:
         """Build a randomly initialised ensemble. PyTorch's global random state is unchanged.
 
@@ -91,21 +94,34 @@ class Method:
             share: turns the extractor of member 0 and the number of members into members in one network, such as
                 `rank_one`; None, also as its result, for separate extractors.
             trunk: returns a new trunk, as in `Ensemble`; None for no trunk.
+            mesh: the processes to divide the ensemble among, as in `Ensemble.shard`; all of them must call this.
         """
         members = self.default_members if members is None else members
         if not 1 <= members <= 1000 or not 0 <= seed < 4_000_000:
             raise ValueError(f"Use 1 to 1,000 members and a seed from 0 to 3,999,999; got {members} and {seed}.")
         self.check_task(task)
-        extractors, heads = list[nn.Module](), list[nn.Module]()
-        shared: SharedMembers | None = None
+        local = mesh.local_members(members)
+        extractors: list[nn.Module] = [RemoteMember() for _ in range(members)]
+        heads: list[nn.Module] = [RemoteMember() for _ in range(members)]
+
+        def build_first() -> SharedMembers | None:
+            torch.manual_seed(1000 * seed)
+            extractors[0] = make_extractor()
+            heads[0] = make_head()
+            return None if share is None else share(extractors[0], members)
+
         with torch.random.fork_rng():
-            for i in range(members):
-                torch.manual_seed(1000 * seed + i)
-                if shared is None:
-                    extractors.append(make_extractor())
-                heads.append(make_head())
-                if i == 0 and share is not None:
-                    shared = share(extractors[0], members)
+            shared = build_first() if 0 in local else None
+            if mesh.members.size > 1 and any(mesh.members.all_gather_int(int(shared is not None))) and shared is None:
+                shared = build_first()
+            for i in local:
+                if i > 0:
+                    torch.manual_seed(1000 * seed + i)
+                    extractors[i] = extractors[i] if shared is not None else make_extractor()
+                    heads[i] = make_head()
+            if isinstance(heads[0], RemoteMember):
+                heads[0] = make_head()
+            _broadcast(heads[0], mesh)
             torch.manual_seed(2**32 + seed)
             ens = self.assemble(extractors if shared is None else shared, heads, train_size)  # type: ignore[arg-type]
             if shared is not None and ens.extractors is not shared:
@@ -114,6 +130,7 @@ class Method:
                 torch.manual_seed(2**33 + seed)
                 ens.trunk = trunk()
                 ens.train()  # keeps a frozen trunk in eval mode
+            ens.shard(mesh)
         if ens.task != task:
             ens.set_task(task)
         ens.execution = execution
@@ -137,7 +154,8 @@ class Method:
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         """Combine new extractors and heads into an ensemble for a data set of `train_size` points.
 
-        By default, members share nothing and do not interact.
+        By default, members share nothing and do not interact. On a mesh, members of other processes are `RemoteMember`,
+        a placeholder; the head of member 0 always exists.
         """
         return Ensemble(extractors, heads)
 
@@ -224,6 +242,13 @@ class TransportSettings:
             reference_batch=self.reference_batch,
             count=count,
         )
+
+
+def _broadcast(module: nn.Module, mesh: Mesh) -> None:
+    """Take the weights and buffers of the process that has member 0."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            mesh.members.broadcast(tensor.detach())
 
 
 def mean_loss_variance(ens: Ensemble) -> Tensor | None:

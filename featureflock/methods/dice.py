@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featureflock.ensemble.ensemble import Ensemble
+from featureflock.ensemble.ensemble import Ensemble, RemoteMember
 from featureflock.methods.base import METHODS, LossOutput, Method, SearchSpace, check_numbers
 from featureflock.methods.discriminators import TAU, Discriminators, discriminate
 
@@ -82,12 +82,13 @@ class DICE(Method):
     def assemble(self, extractors: list[nn.Module], heads: list[nn.Module], train_size: int | None) -> Ensemble:
         if train_size is None:
             raise ValueError("DICE needs train_size=N, the number of training points in an epoch.")
-        sizes = {(head.in_features, head.out_features) if isinstance(head, nn.Linear) else None for head in heads}
+        built = [head for head in heads if not isinstance(head, RemoteMember)]
+        sizes = {(head.in_features, head.out_features) if isinstance(head, nn.Linear) else None for head in built}
         size = sizes.pop()
         if sizes or size is None or size[0] == 0:
             raise ValueError(f"DICE needs nn.Linear heads of equal size; got {heads[0]}.")
         features, classes = size
-        gaussian = [GaussianExtractor(extractor, GaussianFeatures(features)) for extractor in extractors]
+        gaussian = [_gaussian(extractor, features) for extractor in extractors]
         mean_heads = [nn.Sequential(FirstColumns(features), head) for head in heads]
         return Ensemble(gaussian, mean_heads, InformationBottleneck(len(extractors), features, classes, train_size))
 
@@ -131,6 +132,11 @@ class DICE(Method):
 
     def order(self, shuffled: Tensor, labels: Tensor) -> Tensor:
         return in_pairs(shuffled, labels) if self.paired_batches else shuffled
+
+
+def _gaussian(extractor: nn.Module, features: int) -> nn.Module:
+    layer = GaussianFeatures(features)  # also for a member of another process: the random numbers that follow are equal
+    return extractor if isinstance(extractor, RemoteMember) else GaussianExtractor(extractor, layer)
 
 
 class GaussianExtractor(nn.Sequential):

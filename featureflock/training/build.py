@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.data import Examples, Splits, Stream, permutation
+from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import eval_mode
 from featureflock.ensemble.saving import load
@@ -13,13 +14,13 @@ from featureflock.training.recipe import Recipe, UnregisteredComponentError
 from featureflock.training.run_folder import RunFolder
 
 
-def build(recipe: Recipe, splits: Splits) -> Ensemble:
-    """Build the ensemble of a recipe for its data, randomly initialised."""
+def build(recipe: Recipe, splits: Splits, mesh: Mesh = SINGLE_PROCESS) -> Ensemble:
+    """Build the ensemble of a recipe for its data, randomly initialised: the members of this process of a mesh."""
     examples, sample = splits.train, None
     if recipe.model.fit_examples:  # the inputs that models are fitted to are a function of the data only
         positions = permutation(len(examples), Stream.DATA_DEPENDENT_INIT)[: recipe.model.fit_examples].sort().values
         sample = next(iter(examples.batches([positions], torch.device("cpu")))).x
-    return _build(recipe, examples.shape, splits.classes, examples.labels.numel(), sample, splits.task)
+    return _build(recipe, examples.shape, splits.classes, examples.labels.numel(), sample, splits.task, mesh)
 
 
 def rebuild(run: RunFolder) -> Ensemble:
@@ -38,13 +39,25 @@ def rebuild(run: RunFolder) -> Ensemble:
     return load(run.ensemble, into=ens)
 
 
+def parameter_count(ens: Ensemble) -> int:
+    """Number of parameters of the members of all processes, and of what they share."""
+    own = {p for part in (ens.extractors, ens.head) if isinstance(part, nn.ModuleList) for p in part.parameters()}
+    of_members = sum(ens.mesh.members.all_gather_int(sum(p.numel() for p in own)))
+    return of_members + sum(p.numel() for p in ens.parameters() if p not in own)
+
+
 def training_flops(recipe: Recipe, ens: Ensemble, examples: Examples) -> float:
     """Approximate FLOPs of a training run; a backward pass takes twice as many as a forward pass."""
     x = next(iter(examples.batches([torch.arange(min(8, len(examples)))], torch.device("cpu")))).x[:1]
     if not len(x):  # unreadable; the training loop reports it
         return 0.0
-    separate = isinstance(ens.extractors, nn.ModuleList) and ens.trunk is None
-    flops = forward_flops(ens.extractors[0], x) * len(ens) if separate else forward_flops(ens, x)
+    flops = 0
+    if ens.trunk is not None:
+        flops = forward_flops(ens.trunk, x)
+        with torch.no_grad(), eval_mode(ens.trunk):
+            x = ens.trunk(x)
+    calls = len(ens) if isinstance(ens.extractors, nn.ModuleList) else 1  # the others are computed in one
+    flops += calls * forward_flops(ens.first_local_extractor(), x)
     return 3.0 * flops * len(examples) * recipe.epochs
 
 
@@ -56,18 +69,24 @@ def forward_flops(network: nn.Module, x: Tensor) -> int:
 
 
 def _build(
-    recipe: Recipe, shape: tuple[int, ...], classes: int, train_size: int, sample: Tensor | None, task: Task
+    recipe: Recipe,
+    shape: tuple[int, ...],
+    classes: int,
+    train_size: int,
+    sample: Tensor | None,
+    task: Task,
+    mesh: Mesh = SINGLE_PROCESS,
 ) -> Ensemble:
-    extractors: list[nn.Module] = []
+    newest: list[nn.Module] = []
 
     def make_extractor() -> nn.Module:
-        extractors.append(recipe.model.extractor(shape))
+        newest[:] = [recipe.model.extractor(shape)]
         if sample is not None and len(sample):
-            recipe.model.fit(extractors[-1], sample)
-        return extractors[-1]
+            recipe.model.fit(newest[0], sample)
+        return newest[0]
 
     def make_head() -> nn.Module:
-        return recipe.model.head(extractors[-1], task.outputs(classes))
+        return recipe.model.head(newest[0], task.outputs(classes))
 
     return recipe.method.build(
         make_extractor,
@@ -78,4 +97,5 @@ def _build(
         task=task,
         share=recipe.model.share,
         trunk=recipe.model.trunk(shape),
+        mesh=mesh,
     )

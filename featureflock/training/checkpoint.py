@@ -1,25 +1,38 @@
-"""Checkpoints of a training run: one safetensors file each, written atomically; the last two are stored.
+"""Checkpoints of a training run, written and read by all processes of a mesh; the last two are stored.
 
-A file holds every tensor that the rest of the run depends on, and its metadata the progress of the run and a digest of
-the content. A damaged checkpoint, also one without content, is renamed and reported, and the previous one is used.
-Random states need not be stored: the random numbers of a step are a function of the seed and the step.
+    with CheckpointWriter(folder, mesh) as writer:
+        writer.write(step, checkpoint)                       # in the background, one at a time
+    checkpoint, messages = read_newest(folder, mesh, wanted)
+
+A checkpoint holds every tensor that the rest of the run depends on, and the progress of the run. Each process writes
+the tensors of its own members and reads only those that it wants, whatever the mesh that has written them
+(checkpoint_storage.py). A damaged checkpoint is renamed and reported, and the previous one is used. Random states need
+not be stored: the random numbers of a step are a function of the seed and the step.
 """
 
-import hashlib
-import json
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, Self, TypedDict, cast
 
-import safetensors
-from safetensors import safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from featureflock.data import content_digest
+from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
+from featureflock.training.checkpoint_storage import INDEX, Index, Reader, Writer, empty_tensor, read_index, sync_folder
 from featureflock.training.run_folder import History
-from featureflock.utils.files import atomic_path, check_regular, clear_partials
-from featureflock.utils.json_files import parse_json
+from featureflock.utils.files import check_regular, working_folder
+from featureflock.utils.json_files import check_json
+
+_NAME = re.compile(r"checkpoint-\d{9,}")
 
 
 class Metadata(TypedDict):
@@ -42,70 +55,146 @@ class Metadata(TypedDict):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors and metadata of a run after one of its steps."""
+    """Tensors and metadata of a run after one of its steps: in a mesh, the tensors of this process."""
 
     tensors: dict[str, Tensor]
     metadata: Metadata
 
 
+class CheckpointWriter:
+    """Writes the checkpoints of a run in the background, one at a time. The context ends when the last is written."""
+
+    def __init__(self, folder: Path, mesh: Mesh = SINGLE_PROCESS) -> None:
+        self.folder, self.group = folder, mesh.storage_group
+        self._writer: Writer | None = None
+        self._future: Future[Any] | None = None
+
+    def write(self, step: int, checkpoint: Checkpoint) -> None:
+        """Copy the tensors of this process, and start to write the checkpoint of a step; all processes call this."""
+        self.wait()
+
+        def commit(complete: Path) -> None:
+            final = self.folder / f"checkpoint-{step:09d}"
+            with working_folder(self.folder) as aside:
+                if final.exists():
+                    os.replace(final, aside / final.name)
+                sync_folder(complete)
+                os.replace(complete, final)
+                sync_folder(self.folder)
+                for old in checkpoint_paths(self.folder)[:-2]:
+                    os.replace(old, aside / old.name)
+
+        self._writer = Writer(self.folder, cast(dict[str, Any], checkpoint.metadata), commit)
+        self._future = async_save(  # type: ignore[assignment]
+            checkpoint.tensors,
+            storage_writer=self._writer,
+            planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=self.group,
+            no_dist=self.group is None,
+        )
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete; raise the error of any process that has failed."""
+        if self._future is None or self._writer is None:
+            return
+        future, writer = self._future, self._writer
+        self._future = self._writer = None
+        with contextlib.closing(writer):
+            try:
+                future.result()
+            except CheckpointException as error:
+                raise _first_failure(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.wait()
+
+
 def write(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint of a step, then remove all but the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = _separate({name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()})
-    text = json.dumps(checkpoint.metadata)
-    header = {"metadata": text, "sha256": _digest(tensors, text)}
-    with atomic_path(folder / f"checkpoint-{step:09d}.safetensors") as path:
-        try:
-            save_file(tensors, path, header)
-        except safetensors.SafetensorError as error:  # such as a full disk
-            raise OSError(str(error)) from error
-    clear_partials(folder, age=0)  # the run is locked: no other process writes here
-    for old in _paths(folder)[:-2]:
-        old.unlink(missing_ok=True)
+    """Write a checkpoint in a single process, and wait for it."""
+    with CheckpointWriter(folder) as writer:
+        writer.write(step, checkpoint)
 
 
-def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, if any, and messages about damaged ones, which are renamed."""
+def read_newest(
+    folder: Path, mesh: Mesh = SINGLE_PROCESS, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest intact checkpoint, if any, and messages about damaged ones, which are renamed.
+
+    All processes call this, and each gets the tensors whose names it wants. A checkpoint is damaged if it is for any of
+    them.
+    """
     messages: list[str] = []
-    for path in reversed(_paths(folder)):
-        check_regular(path)
-        try:
-            checkpoint = _read(path)
-        except (OSError, MemoryError):
-            raise
-        except Exception:  # of readers, which raise many kinds of errors
-            path.rename(path.with_suffix(".damaged"))
-            messages.append(f"{path} is damaged and was renamed; using the previous checkpoint.")
-        else:
+    while (found := mesh.on_rank_zero(lambda: _newest_index(folder))) is not None:
+        path, index = found
+        checkpoint = None if index is None else _read(path, index, mesh, wanted)
+        if checkpoint is not None:
             return checkpoint, messages
-    if any(folder.glob("*.damaged")):
+        mesh.on_rank_zero(lambda path=path: path.rename(_free_name(path.with_suffix(".damaged"))))  # type: ignore[misc]
+        messages.append(f"{path} is damaged and was renamed; using the previous checkpoint.")
+    if mesh.on_rank_zero(lambda: any(folder.glob("*.damaged*"))):
         raise ValueError(f"All checkpoints in {folder} are damaged; start again in another folder.")
     return None, []
 
 
-def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("checkpoint-*.safetensors"))
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name))
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share memory with a later one, such as tied weights, which safetensors refuses."""
-    originals = set({tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}.values())
-    return {name: tensor if name in originals else tensor.clone() for name, tensor in tensors.items()}
+def _newest_index(folder: Path) -> tuple[Path, Index | None] | None:
+    """Path and index of the newest checkpoint; without the index if it is damaged."""
+    paths = checkpoint_paths(folder)
+    if not paths:
+        return None
+    path = paths[-1]
+    try:
+        check_regular(path / INDEX)
+    except FileNotFoundError:
+        return path, None
+    try:
+        index = read_index(path)
+        check_json(index["metadata"], str(path), Metadata)
+    except FileNotFoundError:
+        return path, None
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # of readers, which raise many kinds of errors
+        return path, None
+    return path, index if index["tensors"] else None
 
 
-def _digest(tensors: dict[str, Tensor], metadata: str) -> str:
-    content = content_digest(*(tensors[name] for name in sorted(tensors)))
-    return hashlib.sha256((metadata + json.dumps(sorted(tensors)) + content).encode()).hexdigest()
+def _read(path: Path, index: Index, mesh: Mesh, wanted: Callable[[str], bool]) -> Checkpoint | None:
+    """This process's part of a checkpoint; None if the part of any process is damaged."""
+    if int(mesh.world.max(torch.tensor(int(not path.is_dir())))):
+        text = f"{path.parent.parent} must be a folder that all hosts share"
+        raise ValueError(f"{text}; not every host sees its checkpoint.")
+    tensors = {name: empty_tensor(entry) for name, entry in index["tensors"].items() if wanted(name)}
+    try:
+        load(
+            tensors,
+            storage_reader=Reader(path, index),
+            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=mesh.storage_group,
+            no_dist=mesh.storage_group is None,
+        )
+    except CheckpointException as error:
+        reason = _first_failure(error)
+        if isinstance(reason, OSError | MemoryError) and not isinstance(reason, FileNotFoundError):
+            raise reason from None
+        return None
+    return Checkpoint(tensors, cast(Metadata, index["metadata"]))
 
 
-def _read(path: Path) -> Checkpoint:
-    check_regular(path)
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-    if header["sha256"] != _digest(tensors, header["metadata"]):
-        raise ValueError(f"{path} is damaged.")
-    metadata: Metadata = parse_json(header["metadata"], str(path), Metadata)
-    if not tensors:
-        raise ValueError(f"{path} has no tensors.")
-    return Checkpoint(tensors, metadata)
+def _first_failure(error: CheckpointException) -> BaseException:
+    """The error of the first process that failed."""
+    return error.failures[min(error.failures)][0]
+
+
+def _free_name(path: Path) -> Path:
+    """This path, or with a number if it exists."""
+    names = (path if k == 0 else path.with_name(f"{path.name}-{k}") for k in range(1000))
+    return next(each for each in names if not each.exists())

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -24,10 +24,10 @@ from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, Te
 from featureflock.data.rng import Stream, permutation, random_bits
 from featureflock.distributed.env import restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
-from featureflock.ensemble.saving import save
+from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods.base import check_loss_output
-from featureflock.training import checkpoint as checkpoints
-from featureflock.training.build import build, training_flops
+from featureflock.training.build import build, parameter_count, training_flops
+from featureflock.training.checkpoint import CheckpointWriter
 from featureflock.training.compute import (
     ComputeConfig,
     ResolvedCompute,
@@ -38,9 +38,9 @@ from featureflock.training.compute import (
 from featureflock.training.memory import check_memory
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.reporters import Reporter, RunPlan, loss_name
-from featureflock.training.run_folder import History, Result, RunFolder
+from featureflock.training.run_folder import Result, RunFolder
 from featureflock.training.signals import TrainingInterrupted, deferred_signals
-from featureflock.training.state import TrainingState, initial_state, non_finite_members
+from featureflock.training.state import TrainingState, initial_state, non_finite_members, restore_newest
 from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
 
@@ -91,8 +91,8 @@ def _train(
     recipe.method.check_task(splits.task, splits.train.labels)
     _check_batches(recipe, examples, mesh)
     check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
-    ens = build(recipe, splits)
-    parameters = sum(p.numel() for p in ens.parameters())
+    ens = build(recipe, splits, mesh)
+    parameters = parameter_count(ens)
     notes = list[str]()
     flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
     # Rank 0 decides, as processes may measure different speeds.
@@ -110,16 +110,14 @@ def _train(
         platform["compile"] = False
 
     required = compute.compile == "on"
-    resolved.prepare(ens.shard(mesh), compile_required=required, report=without_compilation)
+    resolved.prepare(ens, compile_required=required, report=without_compilation)
     state = initial_state(recipe, ens)
     with ExitStack() as stack:
         mesh.on_rank_zero(lambda: stack.enter_context(run.locked()))
         result = mesh.on_rank_zero(lambda: run.check(recipe_json, resume))  # another process may have finished it
         if result is not None:
             return result
-        history, messages = mesh.rank_zero_first(lambda: _restore_checkpoint(run, state, identity))
-        if int(mesh.world.max(torch.tensor(state.step))) != state.step:
-            raise ValueError(f"{run} must be a folder that all hosts share; this host does not see its checkpoint.")
+        history, messages = restore_newest(run, state, identity)
         if resume and state.step == 0:
             messages.append("There is no checkpoint yet; starting from the beginning.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
@@ -133,8 +131,12 @@ def _train(
             steps, device = math.ceil(examples / recipe.batch), torch.device(resolved.device)
             plan = RunPlan(recipe.epochs, steps, examples, state.step, state.epoch, faster, ens.task.score)
             reporter.start(plan)
-            with deferred_signals() as signals, torch.random.fork_rng([device] if device.type == "cuda" else []):
-                loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh)
+            with (
+                deferred_signals() as signals,
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                CheckpointWriter(run.checkpoints, mesh) as writer,
+            ):
+                loop = _Loop(recipe, compute, resolved, run, identity, splits, state, reporter, signals, mesh, writer)
                 while state.epoch < recipe.epochs:
                     loop.run_epoch()
                     loop.finish_epoch()
@@ -159,34 +161,6 @@ def _check_batches(recipe: Recipe, examples: int, mesh: Mesh) -> None:
         raise ValueError(f"{needed}, but one has {min(last, recipe.batch)}; change --batch.")
 
 
-def _restore_checkpoint(
-    run: RunFolder, state: TrainingState, identity: dict[str, Any]
-) -> tuple[History | None, list[str]]:
-    """Restore the newest checkpoint, if there is one, and return the history in it and messages about it."""
-    checkpoint, messages = checkpoints.read_newest(run.checkpoints)
-    if checkpoint is None:
-        return None, messages
-    if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
-        raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
-    metadata = checkpoint.metadata
-    for what, ours, theirs in (
-        ("training data", identity["data"], metadata["data"]),
-        ("test or validation data", identity["test_data"], metadata.get("test_data", identity["test_data"])),
-    ):
-        if ours != theirs:
-            raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
-    try:
-        state.restore(checkpoint)
-    except (RuntimeError, LookupError) as error:
-        what = f"The newest checkpoint of {run} does not fit the networks of its recipe"
-        raise ValueError(f"{what}; it was written by another version of the code. Start a new run.") from error
-    messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
-    changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
-    if changes:
-        messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
-    return metadata.get("history"), messages
-
-
 @dataclass
 class _Loop:
     recipe: Recipe
@@ -199,7 +173,13 @@ class _Loop:
     reporter: Reporter
     signals: list[int]
     mesh: Mesh
+    writer: CheckpointWriter
+    _saved_step: int = 0
+    """Step of the last checkpoint."""
     _averages: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._saved_step = self.state.step
 
     def run_epoch(self) -> None:
         """Train on the remaining batches of this epoch, then write a checkpoint."""
@@ -212,6 +192,7 @@ class _Loop:
         saved = time.monotonic()
         started = saved - state.seconds
         key = EpochKey(recipe.seed, state.epoch)
+        self._before_workers(examples)
         for batch in examples.batches(order[state.batch :], torch.device(self.resolved.device), key):
             self._report_unreadable(batch)
             # BatchNorm cannot train on a single example, the remainder of an epoch or of a batch of unreadable files.
@@ -263,23 +244,21 @@ class _Loop:
     def finish_run(self, parameters: int) -> Result:
         """Evaluate on the test set, save the ensemble of all processes, and write result.json and the manifest."""
         test, ens = self.evaluate(self.splits.test, "test"), self.state.ens
-        weights = self.mesh.gather_to_rank_zero(ens.state_dict())
+        self._wait_for_checkpoint()
+        with self.run.writing():
+            save_sharded(ens, self.run.ensemble)
 
-        def write() -> Result:
-            full = ens
-            if self.mesh.world.size > 1:
-                full = build(self.recipe, self.splits)
-                full.load_state_dict(weights)
+        def finish() -> Result:
             with self.run.writing():
-                save(full, self.run.ensemble)
                 data = {"train": self.identity["data"], **self.identity["test_data"]}
-                return self.run.finish(len(full), parameters, len(self.splits.train), test, data)
+                return self.run.finish(len(ens), parameters, len(self.splits.train), test, data)
 
-        return self.mesh.on_rank_zero(write)
+        return self.mesh.on_rank_zero(finish)
 
     def evaluate(self, examples: Examples, name: str) -> dict[str, Any]:
         """Metrics on a set of examples."""
         self.reporter.evaluating(name)
+        self._before_workers(examples)
 
         def on_batch(batch: Batch) -> None:
             if self.mesh.world.size == 1:  # processes may have different numbers of batches, so they cannot agree here
@@ -337,6 +316,7 @@ class _Loop:
     def _divergence(self, members: list[int], step: int) -> DivergenceError:
         whose = f" of member{'s' * (len(members) > 1)} {', '.join(map(str, members))}" if members else ""
         folder = self.run.checkpoints
+        self._wait_for_checkpoint()
         checkpoint = f"the last good checkpoint is in {folder}" if folder.exists() else "there was no checkpoint yet"
         rate = self.state.optimisers[0].param_groups[0]["lr"]
         where = f"at step {step + 1} (epoch {self.state.epoch + 1}, learning rate {rate:g})"
@@ -344,23 +324,34 @@ class _Loop:
         return DivergenceError(f"The loss{whose} was not finite {where}; {checkpoint}. {advice}")
 
     def _save_checkpoint(self) -> None:
-        """Write a checkpoint, unless a loss or weight is not finite."""
+        """Start to write a checkpoint of this step, unless there is one, or a loss or weight is not finite."""
         state = self.state
         self._read_averages()
         self._check_losses()
         members = non_finite_members(state)
         if members is not None:
             raise self._divergence(members, state.step - 1)
-        checkpoint = state.checkpoint({**self.identity, "history": self.run.history})
-        checkpoint = replace(checkpoint, tensors=self.mesh.gather_to_rank_zero(checkpoint.tensors))
-        if self.mesh.is_rank_zero:
+        if state.step != self._saved_step:
+            checkpoint = state.checkpoint({**self.identity, "history": self.run.history})
             with self.run.writing():
-                checkpoints.write(self.run.checkpoints, state.step, checkpoint)
+                self.writer.write(state.step, checkpoint)
+            self._saved_step = state.step
+
+    def _before_workers(self, examples: Examples) -> None:
+        """Do not fork data loading processes while a thread is writing a checkpoint."""
+        if not isinstance(examples, TensorExamples):
+            self._wait_for_checkpoint()
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is complete."""
+        with self.run.writing():
+            self.writer.wait()
 
     def _stop_on(self, signal_: int) -> None:
         """Save and raise TrainingInterrupted if a process received a signal."""
         if signal_:
             self._save_checkpoint()
+            self._wait_for_checkpoint()
             stopped = f"after step {self.state.step}, in epoch {min(self.state.epoch + 1, self.recipe.epochs)}"
             text = f"Stopped {stopped}; everything is saved in {self.run}. To resume, repeat the command with --resume."
             raise TrainingInterrupted(text, Signals(signal_))

@@ -4,7 +4,7 @@ recipe.json        the recipe, `Recipe.to_json()`
 inputs.json        format of the inputs and names of the classes, `InputFormat.to_json()`
 environment.json   versions, machine, commit, command and compute options, one entry per start of the run
 metrics.jsonl      one line per epoch
-checkpoints/       the last two checkpoints
+checkpoints/       the last two checkpoints, a folder each
 ensemble/          the trained ensemble, for featureflock.load
 result.json        final metrics
 manifest.json      digests of the files above; written last, when the run is finished

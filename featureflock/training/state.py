@@ -1,5 +1,6 @@
 """The state of a training run after a step: everything that the rest of the run depends on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
-from featureflock.training.checkpoint import Checkpoint, Metadata
-from featureflock.training.recipe import Recipe
+from featureflock.training.checkpoint import Checkpoint, Metadata, read_newest
+from featureflock.training.recipe import Recipe, recipe_differences
+from featureflock.training.run_folder import History, RunFolder
 
 _PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
 
@@ -51,23 +53,61 @@ class TrainingState:
         metadata = {**identity, **{name: getattr(self, name) for name in _PROGRESS}}
         return Checkpoint(tensors, cast(Metadata, metadata))
 
+    def needed(self) -> Callable[[str], bool]:
+        """Return a function that tells whether this process needs a tensor of a checkpoint, by its name."""
+        local, parameters = {*self.ens.state_dict()}, {name for name, _ in self.ens.named_parameters()}
+
+        def is_needed(path: str) -> bool:
+            kind, _, name = path.partition("/")
+            of_optimiser = kind == "optimiser" and name.rpartition("/")[0] in parameters
+            return path == "totals" or (kind == "ensemble" and name in local) or of_optimiser
+
+        return is_needed
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
         tensors = checkpoint.tensors
-        local = self.ens.state_dict().keys()  # other processes may have some of the members
-        self.ens.load_state_dict({name: tensors[f"ensemble/{name}"] for name in local if f"ensemble/{name}" in tensors})
+        of_ensemble = {path: t for path, t in tensors.items() if path.startswith("ensemble/")}
+        self.ens.load_state_dict({path.removeprefix("ensemble/"): t for path, t in of_ensemble.items()})
         parameters, optimiser_state = dict(self.ens.named_parameters()), self.optimiser_state()
         for path, value in tensors.items():
             if path.startswith("optimiser/"):
                 name, key = path.removeprefix("optimiser/").rsplit("/", 1)
-                if name not in parameters:
-                    continue
                 parameter = parameters[name]
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
                 optimiser_state[parameter][key] = torch.empty_like(like, dtype=value.dtype).copy_(value)
         self.totals.copy_(tensors["totals"])
         for name in _PROGRESS:
             setattr(self, name, checkpoint.metadata[name])  # type: ignore[literal-required]
+
+
+def restore_newest(run: RunFolder, state: TrainingState, identity: dict[str, Any]) -> tuple[History | None, list[str]]:
+    """Restore the newest checkpoint, if there is one, and return the history in it and messages about it.
+
+    All processes call this; `identity` is that of the run that is to be resumed.
+    """
+    checkpoint, messages = read_newest(run.checkpoints, state.ens.mesh, state.needed())
+    if checkpoint is None:
+        return None, messages
+    if recipe_differences(identity["recipe"], checkpoint.metadata["recipe"]):
+        raise ValueError(f"The checkpoints in {run.checkpoints} belong to another recipe; give another folder.")
+    metadata = checkpoint.metadata
+    for what, ours, theirs in (
+        ("training data", identity["data"], metadata["data"]),
+        ("test or validation data", identity["test_data"], metadata.get("test_data", identity["test_data"])),
+    ):
+        if ours != theirs:
+            raise ValueError(f"The {what} have changed since {run} was started; restore them, or start a new run.")
+    try:
+        state.restore(checkpoint)
+    except (RuntimeError, LookupError) as error:
+        what = f"The newest checkpoint of {run} does not fit the networks of its recipe"
+        raise ValueError(f"{what}; it was written by another version of the code. Start a new run.") from error
+    messages.append(f"Resuming after step {state.step}; completed epochs: {state.epoch}.")
+    changes = recipe_differences(identity["compute"], checkpoint.metadata["compute"])
+    if changes:
+        messages.append(f"The result will not be bit-identical: the {'; the '.join(changes)}.")
+    return metadata.get("history"), messages
 
 
 def non_finite_members(state: TrainingState) -> list[int] | None:

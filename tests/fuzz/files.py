@@ -39,7 +39,7 @@ def unfinished_run() -> Path:
     for name in ("manifest.json", "result.json"):
         (folder / name).unlink()
     shutil.rmtree(folder / "ensemble")
-    max((folder / "checkpoints").iterdir()).unlink()
+    shutil.rmtree(max((folder / "checkpoints").iterdir()))
     metrics = folder / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:1]))
     return folder

@@ -56,7 +56,8 @@ def checkpoint(data) -> None:
     shutil.copytree(files.run() / "checkpoints", folder)
     older, newest = sorted(folder.iterdir())
     intact = {each.metadata["step"]: each for each in _intact_checkpoints()}
-    newest.write_bytes(data.draw(damaged_bytes(newest.read_bytes())))
+    file = data.draw(st.sampled_from(sorted(newest.iterdir())))
+    file.write_bytes(data.draw(damaged_bytes(file.read_bytes())))
     found = attempt(lambda: read_newest(folder))
     if found is not None:
         checkpoint, _ = found
@@ -73,7 +74,7 @@ def _intact_checkpoints():
     shutil.copytree(files.run() / "checkpoints", folder)
     for path in sorted(folder.iterdir(), reverse=True):
         found.append(read_newest(folder)[0])
-        path.unlink()
+        shutil.rmtree(path)
     return found
 
 

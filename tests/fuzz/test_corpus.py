@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from helpers.published_formats import idx_files, pickled_files, random_arrays
 from PIL import Image
@@ -103,12 +102,12 @@ def test_other_json_files_with_other_content():
 
 
 @pytest.mark.parametrize(
-    "metadata", [None, {}, {"metadata": "{}", "sha256": ""}, {"metadata": BRACKETS, "sha256": "0"}]
+    "content", ["", "{}", "[]", '{"format": "featureflock checkpoint", "version": 1, "sha256": ""}', BRACKETS]
 )
-def test_checkpoints_with_a_valid_header_and_nothing_else(tmp_path, metadata):
+def test_checkpoints_with_a_valid_header_and_nothing_else(tmp_path, content):
     shutil.copytree(files.run() / "checkpoints", tmp_path, dirs_exist_ok=True)
     older, newest = sorted(tmp_path.iterdir())
-    newest.write_bytes(safetensors.torch.save({}, metadata))
+    (newest / "checkpoint.json").write_text(content)
     found, messages = read_newest(tmp_path)
     assert found.metadata["step"] == int(older.stem.split("-")[1])
     assert newest.with_suffix(".damaged").exists()
@@ -149,7 +148,7 @@ def test_what_is_no_file_neither_hangs_nor_fills_the_memory(kind):
         (run / "ensemble" / "ensemble.json", lambda: ff.load(run / "ensemble")),
         (files.results(), lambda: EvaluationResults.read(files.results())),
         (files.image("png"), lambda: IMAGES.read(files.image("png"))),
-        (max((run / "checkpoints").iterdir()), lambda: read_newest(run / "checkpoints")),
+        (max((run / "checkpoints").iterdir()) / "checkpoint.json", lambda: read_newest(run / "checkpoints")),
     ):
         with replaced(path, kind):
             refused(function)

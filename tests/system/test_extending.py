@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 DRIVER = """
-import json, sys
+import json, shutil, sys
 from pathlib import Path
 from featureflock.cli.main import main
 
@@ -27,7 +27,7 @@ parts += ["--method.prior", "laplace", "--method.prior.precision", "0.01", "--me
 run("train", "digits", *parts, "--epochs", "3", "--out", "run")
 Path("run/result.json").unlink()
 for path in sorted(Path("run/checkpoints").iterdir())[1:]:
-    path.unlink()
+    shutil.rmtree(path)
 run("train", "digits", *parts, "--epochs", "3", "--out", "run", "--resume")
 run("evaluate", "run", "--out", "evaluation")
 parts += ["--epochs", "1", "--held-out", "100", "--seeds", "1", "--space", "method.prior.precision=0.01,0.1"]

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from featureflock.distributed import failures
 from featureflock.distributed.mesh import MeshShape
 from featureflock.training import ComputeConfig, TrainingInterrupted, train
-from featureflock.training.checkpoint import read_newest
+from featureflock.training.checkpoint import checkpoint_paths, read_newest
 from featureflock.training.loop import _Loop
 from featureflock.training.run_folder import RunFolder
 from system.test_mesh import images
@@ -34,7 +34,7 @@ def output(folder: Path) -> list[str]:
 
 
 def newest_step(run: Path) -> int:
-    names = [path.stem for path in run.glob("checkpoints/*.safetensors")]
+    names = [path.name for path in checkpoint_paths(run / "checkpoints")]
     return max((int(name.split("-")[1]) for name in names), default=0)
 
 
@@ -143,19 +143,19 @@ def resume(folder: Path, shape: tuple[int, int], stop_after: int | None) -> None
 
 
 def test_a_checkpoint_can_be_resumed_on_another_mesh(tmp_path):
-    """2 processes, then 1, then 4 with 2, 1, 1 and 1 members: the same as a single process throughout."""
+    """2 × 2 processes, 1, 1 × 2, then 4 × 1 with 2, 1, 1 and 1 members: the same as a single process throughout."""
     run = tmp_path / "run"
-    for shape, stop_after in (((2, 1), 3), ((1, 1), 8), ((4, 1), None)):
+    for shape, stop_after in (((2, 2), 3), ((1, 1), 8), ((1, 2), 12), ((4, 1), None)):
         count = shape[0] * shape[1]
-        codes = finish(start(count, tmp_path / f"output {count}", resume, run, shape, stop_after))
-        assert codes == [0 if stop_after is None else 3] * count, output(tmp_path / f"output {count}")
+        codes = finish(start(count, tmp_path / f"output {shape}", resume, run, shape, stop_after))
+        assert codes == [0 if stop_after is None else 3] * count, output(tmp_path / f"output {shape}")
         assert newest_step(run) == stop_after or stop_after is None
-    assert "Resuming after step 8" in output(tmp_path / "output 4")[0]
+    assert "Resuming after step 12" in output(tmp_path / "output (4, 1)")[0]
     assert finish(start(1, tmp_path / "output", resume, tmp_path / "one", (1, 1), None)) == [0]
     ours, theirs = (read_newest(folder / "checkpoints")[0] for folder in (run, tmp_path / "one"))
     for name in theirs.tensors.keys() - {"totals"}:
         assert_close(ours.tensors[name], theirs.tensors[name], rtol=1e-9, atol=1e-10)
-    assert [entry["from_step"] for entry in json.loads((run / "environment.json").read_text())] == [0, 3, 8]
+    assert [entry["from_step"] for entry in json.loads((run / "environment.json").read_text())] == [0, 3, 8, 12]
 
 
 def test_a_restart_before_the_first_checkpoint_starts_from_the_beginning(tmp_path, monkeypatch):

@@ -55,7 +55,11 @@ READERS = {
     "environment": (lambda run: run / "environment.json", read_run),
     "metrics": (lambda run: run / "metrics.jsonl", read_run),
     "checkpoint": (
-        lambda run: sorted((run / "checkpoints").iterdir())[-1],
+        lambda run: sorted((run / "checkpoints").iterdir())[-1] / "checkpoint.json",
+        lambda run: [checkpoint.read_newest(run / "checkpoints"), _raise_if_renamed(run)],
+    ),
+    "tensors of a checkpoint": (
+        lambda run: sorted((run / "checkpoints").iterdir())[-1] / "0.safetensors",
         lambda run: [checkpoint.read_newest(run / "checkpoints"), _raise_if_renamed(run)],
     ),
     "human labels": (

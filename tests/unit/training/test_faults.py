@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +31,9 @@ class Writes:
         self.count, self.fail_at, self.kill = 0, fail_at, kill
         patch.setattr(os, "replace", self._counted(os.replace))
         patch.setattr(os, "fsync", self._counted(os.fsync))
-        unlink = Path.unlink
+        unlink, rmtree = Path.unlink, shutil.rmtree
         patch.setattr(Path, "unlink", lambda path, **options: None if self.dead else unlink(path, **options))
+        patch.setattr(shutil, "rmtree", lambda path, **options: None if self.dead else rmtree(path, **options))
 
     @property
     def dead(self) -> bool:

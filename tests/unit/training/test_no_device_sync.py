@@ -36,7 +36,7 @@ def test_a_training_step_of_every_method_reads_nothing(method, monkeypatch):
             seed=0,
             train_size=100,
         )
-    loop = _Loop(recipe, None, RESOLVED, None, {}, None, initial_state(recipe, ens), None, None, SINGLE_PROCESS)
+    loop = _Loop(recipe, None, RESOLVED, None, {}, None, initial_state(recipe, ens), None, None, SINGLE_PROCESS, None)
     images = torch.zeros(40, 3, 16, 16, dtype=torch.uint8)
     normalisation = Normalisation((0.5,) * 3, (0.2,) * 3)
     examples = TensorExamples(
