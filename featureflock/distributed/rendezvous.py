@@ -64,7 +64,7 @@ def connect(launch: Launch, timeout: float, connections: int = 2) -> list[Any]:
     thread = threading.Thread(target=lambda: opened.append(_open(launch, timeout, connections)), daemon=True)
     with _without_native_messages():
         thread.start()
-        thread.join(max(1.0, deadline - time.monotonic()))
+        thread.join(max(1.0, deadline - time.monotonic()) + 1.0)  # PyTorch's own error, after `timeout`, comes first
     if not opened:
         raise RendezvousError(f"What listens on {where} is not the store of these processes; choose another port.")
     if isinstance(opened[0], DistError):
