@@ -78,6 +78,12 @@ SEARCHES = {
         {"budget": 2, "seeds": 1, "held_out": 5_000, "corrupted_examples": 400},
         {"deep-ensembles": [{"epochs": (3,)}], "feature-wgd": _repulsions(*CIFAR100)},
     ),
+    "cifar100-longer": Search(
+        "repulsion-cifar100",
+        {"epochs": 8},
+        {"budget": 2, "seeds": 1, "held_out": 5_000, "corrupted_examples": 400},
+        {"deep-ensembles": [{"epochs": (8,)}], "feature-wgd": _repulsions((3e-4, (10.0,)))},
+    ),
 }
 
 
