@@ -48,10 +48,14 @@ def compile_modules(
     """
     _use_private_folders()
     compilation = _Compilation(modules, options or {}, kernels, required, report)
+    compiled = torch.compile(_call, backend=compilation, dynamic=dynamic)
     for module in modules:
-        module.compile(backend=compilation, dynamic=dynamic)
-        compiled = module._compiled_call_impl
         module._compiled_call_impl = _Call(compilation, module, compiled)
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The call of any module. `Module.compile` would skip those of PyTorch itself, such as nn.Sequential."""
+    return module._call_impl(*args, **kwargs)
 
 
 class _Compilation:
@@ -106,7 +110,7 @@ class _Call:
         from torch._dynamo.exc import TorchDynamoException
 
         try:
-            out = self.compiled(*args, **kwargs)
+            out = self.compiled(self.module, *args, **kwargs)
         except TorchDynamoException as error:  # the module could not be traced, and nothing was computed
             self.compilation.fail(error)
             out = None if self.compilation.required else self.module(*args, **kwargs)

@@ -151,7 +151,7 @@ def test_a_module_that_cannot_be_traced_is_computed_without(monkeypatch):
             return super().forward(x)
 
     class Untraceable:
-        def __call__(self, x):
+        def __call__(self, module, x):
             raise InternalTorchDynamoError("a mistake in the tracer")
 
     notes, module, x = [], Network(3, 2), torch.randn(4, 3)
