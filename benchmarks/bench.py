@@ -16,6 +16,7 @@ import corruptions
 import evaluation
 import memory
 import overhead
+import peer_speed
 import prediction
 import processes
 import scaling
@@ -36,6 +37,7 @@ PARTS = {
     "evaluation": evaluation.measure,
     "corruptions": corruptions.measure,
     "startup": startup.measure,
+    "peers": peer_speed.measure,
 }
 
 
