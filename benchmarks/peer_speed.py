@@ -65,6 +65,8 @@ def compare(job: str, accuracy: float, rounds: list[dict[str, Any]], clock: str 
                 by_round = ratios([a for a, _ in reached], [b for _, b in reached])
                 title = f"{job}: {name}, relative to {peer}"
                 rows.append(row(title, by_round, target, ours=ours, theirs=theirs))
+        accuracies = [{library: each[library]["accuracies"] for library in (OURS, peer)} for each in rounds]
+        rows[-1]["accuracies_by_epoch"] = accuracies
     return rows
 
 

@@ -62,10 +62,10 @@ JOBS = {
     "quick": {"MLP × 2": Job(MLPConfig((16,)), 2, 4, 50.0, 8)},
     "usual": {
         "MLP × 5": Job(MLPConfig((128, 32)), 5, 30, 95.0, 8),
-        "WRN-10-1 × 4": Job(WideResNetConfig(10, 1), 4, 6, 97.0, 32),
+        "WRN-10-1 × 4": Job(WideResNetConfig(10, 1), 4, 8, 95.0, 32),
     },
 }
-JOBS["full"] = {**JOBS["usual"], "WRN-16-4 × 4": Job(WideResNetConfig(16, 4), 4, 8, 98.0, 32)}
+JOBS["full"] = {**JOBS["usual"], "WRN-16-4 × 4": Job(WideResNetConfig(16, 4), 4, 8, 95.0, 32)}
 
 
 @dataclass

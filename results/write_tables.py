@@ -78,6 +78,7 @@ TABLES = (
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),
     ResultTable("docs/guides/coming_from.md", "peers", "peers.json", benchmark("peers")),
+    ResultTable("docs/guides/coming_from.md", "peer-speed", "peer_speed.json", render.peer_speed),
     ResultTable("docs/results/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/results/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
     ResultTable("docs/results/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),

@@ -16,6 +16,7 @@ def module(monkeypatch):
 
 def summary(step, to_accuracy, memory, rate):
     return {
+        "accuracies": [90.0],
         "peak_memory": memory,
         "wall": {"step": step, "to_accuracy": to_accuracy, "examples_per_second": rate},
         "cpu": {"step": 7 * step, "to_accuracy": to_accuracy, "examples_per_second": rate},
@@ -42,6 +43,7 @@ def test_a_measure_that_nobody_reached_has_no_row(module):
     rows = module("peer_speed").compare("MLP × 2", 95.0, [{"featureflock": run, "TorchUncertainty": run}], clock="cpu")
     assert [row["value"] for row in rows] == [1.0, 1.0, 1.0]
     assert rows[0]["ours"] == [7.0]
+    assert rows[-1]["accuracies_by_epoch"] == [{"featureflock": [90.0], "TorchUncertainty": [90.0]}]
 
 
 def test_the_time_to_an_accuracy_is_the_end_of_the_first_epoch_with_it(module):
