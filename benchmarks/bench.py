@@ -24,6 +24,7 @@ import sharing
 import startup
 import throughput
 import torch
+import vectorised
 from harness import progress, table, write_json
 
 PARTS = {
@@ -32,6 +33,7 @@ PARTS = {
     "processes": processes.measure,
     "scaling": scaling.measure,
     "memory": memory.measure,
+    "vectorised": vectorised.measure,
     "sharing": sharing.measure,
     "prediction": prediction.measure,
     "evaluation": evaluation.measure,

@@ -33,7 +33,7 @@ def test_a_benchmark_runs_as_a_command(script, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "parts", ["overhead scaling processes memory", "throughput prediction evaluation corruptions startup"]
+    "parts", ["overhead scaling processes memory vectorised", "throughput prediction evaluation corruptions startup"]
 )
 def test_bench_writes_one_table(parts, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "bench.py", "--quick", "--json", tmp_path / "out.json"]
