@@ -5,14 +5,15 @@
 # make coverage   all tests including slow benchmarks, and the lines that no test reaches
 # make docs       the documentation site, in site/; nothing is downloaded once .venv exists
 # make fuzz       random damage to files and random arguments for eight minutes; counts what was tried, in fuzz.json
-# make bench      speed and memory as ratios measured side by side, in minutes; FULL=1 for large networks; writes bench.json
+# make bench      speed and memory as ratios measured side by side, in minutes; FULL=1 for large networks, PEERS=1 to install
+#                 TorchEnsemble and TorchUncertainty and compare with them; writes bench.json
 # Each target creates .venv first.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 INTEGRATIONS := .venv/integrations
-PEERS := .venv/peers
+PEER_LIBRARIES := .venv/peers
 
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -31,9 +32,9 @@ test: $(READY)
 test-unit: $(READY)
 	$(PYTEST) tests/unit --durations=15
 
-test-integrations: $(INTEGRATIONS) $(PEERS)/ready
+test-integrations: $(INTEGRATIONS) $(PEER_LIBRARIES)/ready
 	$(PYTEST) tests/integrations --durations=15
-	$(PEERS)/bin/python -m pytest tests/integrations/test_peers.py --durations=5
+	$(PEER_LIBRARIES)/bin/python -m pytest tests/integrations/test_peers.py --durations=5
 
 coverage: $(READY)
 	$(PYTEST) --cov=featureflock --cov-report=term-missing:skip-covered
@@ -44,7 +45,7 @@ docs: $(READY)
 fuzz: $(READY)
 	cd tests && ../$(BIN)/python -m fuzz --minutes $(or $(MINUTES),8) --json ../fuzz.json
 
-bench: $(READY)
+bench: $(READY) $(if $(PEERS),$(PEER_LIBRARIES)/ready)
 	$(BIN)/python benchmarks/bench.py $(if $(FULL),--full) --json bench.json
 
 clean:
@@ -62,8 +63,8 @@ $(INTEGRATIONS): $(READY)
 
 # Other ensemble libraries need torchvision, whose wheel may not import beside a CPU build of PyTorch; Lightning would fail
 # with it. They have an environment of their own, on top of .venv.
-$(PEERS)/ready: $(INTEGRATIONS)
-	$(BIN)/python -m venv --clear $(PEERS)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(PEERS)/bin/python -c $(SITE))/base.pth"
-	$(PEERS)/bin/pip install --disable-pip-version-check --quiet -c constraints.txt "featureflock[peers]"
-	touch $(PEERS)/ready
+$(PEER_LIBRARIES)/ready: $(READY)
+	$(BIN)/python -m venv --clear $(PEER_LIBRARIES)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(PEER_LIBRARIES)/bin/python -c $(SITE))/base.pth"
+	$(PEER_LIBRARIES)/bin/pip install --disable-pip-version-check --quiet -c constraints.txt "featureflock[peers]"
+	touch $(PEER_LIBRARIES)/ready

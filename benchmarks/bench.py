@@ -16,6 +16,7 @@ import corruptions
 import evaluation
 import memory
 import overhead
+import peer_speed
 import prediction
 import processes
 import scaling
@@ -23,6 +24,7 @@ import sharing
 import startup
 import throughput
 import torch
+import vectorised
 from harness import progress, table, write_json
 
 PARTS = {
@@ -31,11 +33,13 @@ PARTS = {
     "processes": processes.measure,
     "scaling": scaling.measure,
     "memory": memory.measure,
+    "vectorised": vectorised.measure,
     "sharing": sharing.measure,
     "prediction": prediction.measure,
     "evaluation": evaluation.measure,
     "corruptions": corruptions.measure,
     "startup": startup.measure,
+    "peers": peer_speed.measure,
 }
 
 

@@ -6,8 +6,8 @@ Four tables:
                     compared with the formula below; the benchmark fails if they differ. Neither members nor examples
                     divide evenly there, so rounding up is tested too
     configurations  the same formulas for the paper's ensembles
-    projected       time of a step and memory of ResNet-50 ensembles on GPUs, from these formulas and assumed rates
-                    (`GPU`): nothing here is measured
+    projected       time of a step and memory of large ensembles on GPUs, from the equation and the assumed rates
+                    of cost_model.py: nothing here is measured
     times           steps of feature-WGD: the fraction of a step spent in collectives, including waiting for slower
                     processes; the time of the same collectives alone, each after a barrier; gathering features member
                     by member while the next is computed, relative to one gather at the end; latency and bandwidth, and
@@ -15,7 +15,7 @@ Four tables:
 
 Bytes that each process passes to collectives in a step, on a mesh of M × D (members × data) processes:
 
-    n × n sums    data       8 (2n² + 1)                feature- and function-WGD, if D > 1
+    n × n sums    data       8 (2n² + 2)                feature- and function-WGD, if D > 1
     gather        members    4 ⌈n/M⌉ ⌈B/D⌉ H            features; C instead of H for logits, if M > 1
                              2 · 4 ⌈n/M⌉ W              weight-WGD: weights, and their gradients on the way back
     gradients     data       4 ⌈n/M⌉ (W + S)            what any data-parallel training averages, if D > 1; weight-WGD
@@ -34,7 +34,6 @@ import argparse
 import importlib
 import inspect
 import itertools
-import math
 import os
 import random
 import socket
@@ -54,9 +53,9 @@ from typing import Any, TypeVar
 import harness
 import torch
 import torch.distributed as dist
+from cost_model import GPU, Sizes, projected
 from harness import progress, ratios, row, write_json
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
@@ -79,20 +78,6 @@ CONFIGURATIONS = {
     "ImageNet, ResNet-50 × 5": ("imagenet-resnet50", (3, 224, 224), 1000),
 }
 """The paper's ensembles: recipe, shape of an image, classes."""
-GPU = {"FLOP/s": 0.3 * 312e12, "in a node": 0.5 * 300e9, "between nodes": 0.5 * 25e9, "seconds per kernel": 5e-6}
-"""Assumed: 30 % of an A100's peak in bfloat16; half of the bandwidth of NVLink each way, and of 200 Gb/s; the time of a
-small GPU kernel."""
-PLANS = (
-    ("ResNet-50 × 5", 5, (1, 1), "in a node"),
-    ("ResNet-50 × 5", 5, (5, 1), "in a node"),
-    ("ResNet-50 × 5", 5, (1, 8), "in a node"),
-    ("ResNet-50 × 5", 5, (5, 8), "between nodes"),
-    ("ResNet-50 × 100", 100, (100, 1), "between nodes"),
-    ("ResNet-50 × 100", 100, (20, 5), "between nodes"),
-)
-"""Ensembles, their sizes, meshes, and the interconnect."""
-KERNELS_PER_SLICE = 29
-"""Kernels of the layer's backward pass for each slice of the features, counted (WGD, Cauchy, rank 5)."""
 SMALL, LARGE = 8, 2**24
 """Bytes to measure latency and bandwidth with."""
 T = TypeVar("T")
@@ -125,47 +110,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Shapes of an ensemble and its method; see the module docstring."""
-
-    method: Method
-    n: int
-    B: int
-    H: int
-    C: int
-    extractor: int
-    """Weights of one extractor."""
-    S: int
-
-    @property
-    def head(self) -> int:
-        return (self.H + 1) * self.C
-
-    @staticmethod
-    def of(method: Method, model: ModelConfig, shape: tuple[int, ...], n: int, B: int, C: int) -> "Sizes":
-        with torch.device("meta"):
-            network: Any = model.extractor(shape)
-        weights = sum(p.numel() for p in network.parameters())
-        statistics = sum(b.numel() for b in network.buffers() if b.is_floating_point())
-        return Sizes(method, n, B, network.feature_dim, C, weights, statistics)
-
-    def bytes_passed(self, M: int, D: int, m: int = 0, d: int = 0) -> dict[str, int]:
-        """Bytes per step of the process in column m and row d, by purpose."""
-        n, shared, weights = self.n, isinstance(self.method, FeatureWGD), isinstance(self.method, WeightWGD)
-        most, here = math.ceil(n / M), len(range(n)[_part(n, M, m)])
-        examples = len(range(self.B)[_part(self.B, D, d)])
-        W = self.extractor + (0 if shared else self.head)
-        gathered = most * examples * (self.H if shared else self.C) + (2 * most * W if weights else 0)
-        averaged = here * (W + self.S) + (here * W if weights else 0)
-        return {
-            "n × n sums": 8 * (2 * n**2 + 2) * (D > 1 and not isinstance(self.method, DeepEnsembles | WeightWGD)),
-            "gather": 4 * gathered * (M > 1),
-            "gradients": 4 * averaged * (D > 1) + 4 * self.head * shared * (M * D > 1),
-            "bookkeeping": (8 * D + 8 * (n + 5)) * (D > 1) + 16 * (M * D > 1),
-        }
-
-
 def configurations() -> list[dict[str, Any]]:
     """The paper's ensembles, with one process per member or per part of a batch; B is the batch of all processes."""
     rows = []
@@ -184,49 +128,6 @@ def configurations() -> list[dict[str, Any]]:
                 "members axis: all features": 4 * s.n * s.B * s.H,
                 "all gradients": 4 * (s.n * s.extractor + s.head),
                 "weight-WGD: all gathers": 2 * 4 * weights.n * (s.extractor + s.head),
-            }
-        )
-    return rows
-
-
-def projected() -> list[dict[str, Any]]:
-    """Time and traffic of a step and memory of a process at the assumed rates, for batches of 256 images."""
-    recipe = RECIPES["imagenet-resnet50"].recipe
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        network = recipe.model.extractor((3, 224, 224))
-        sizes: list[int] = []  # of the outputs of single layers, about what a backward pass needs
-        for module in network.modules():
-            if not list(module.children()):
-                module.register_forward_hook(lambda _, inputs, output: sizes.append(output.numel()))
-        network(torch.empty(1, 3, 224, 224))
-    forward, activations = counter.get_total_flops(), sum(sizes)
-    rows = []
-    for name, n, (M, D), where in PLANS:
-        s = Sizes.of(recipe.method, recipe.model, (3, 224, 224), n, recipe.batch, 1000)
-        here, examples = math.ceil(n / M), math.ceil(s.B / D)
-        features, logits = 4 * n * examples * s.H, 4 * n * examples * s.C
-        gathered, averaged = 4 * here * examples * s.H * (M - 1), 2 * (D - 1) / D * 4 * here * (s.extractor + s.S)
-        head = 2 * (M * D - 1) / (M * D) * 4 * s.head
-        ms = {
-            "members": 3 * forward * here * examples / GPU["FLOP/s"],
-            "head": 6 * n * examples * s.H * s.C / GPU["FLOP/s"],
-            "layer": math.ceil(features / 4 / 2**16) * KERNELS_PER_SLICE * GPU["seconds per kernel"],
-            "gather": gathered / GPU[where],
-            "gradients": (averaged + head) / GPU[where],
-        }
-        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; gathered features, the
-        # layer's copy and two gradients; logits, log-probabilities and gradients.
-        weights = 4 * (4 if D > 1 else 3) * (here * s.extractor + s.head)
-        memory = weights + 2 * activations * examples * here + 4 * features + 3 * logits
-        rows.append(
-            {
-                "ensemble": name,
-                "members × data": f"{M} × {D}",
-                **{f"{part}, ms": f"{1000 * t:.1f}" for part, t in ms.items()},
-                "step, ms": f"{1000 * sum(ms.values()):.0f}",
-                "sent, MB": f"{(gathered + averaged + head) / 1e6:,.0f}",
-                "memory, GB": f"{memory / 1e9:.0f}",
-                "90 epochs, hours": f"{sum(ms.values()) * math.ceil(1_281_167 / s.B) * 90 / 3600:.0f}",
             }
         )
     return rows
@@ -526,12 +427,6 @@ def _on_loopback() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), 0)
-
-
-def _part(count: int, size: int, rank: int) -> slice:
-    """Part of `count` items, as equal as possible; the first processes have one more."""
-    start, stop = (count // size * r + min(r, count % size) for r in (rank, rank + 1))
-    return slice(start, stop)
 
 
 if __name__ == "__main__":

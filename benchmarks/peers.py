@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import cpu_seconds, progress, write_json
+from peer_training import declare_torchvision_operators
 
 from featureflock.evaluation import evaluate_predictions
 from featureflock.evaluation.metrics.registry import METRICS
@@ -68,20 +69,6 @@ def is_installed(package: str) -> bool:
     with contextlib.suppress(PackageNotFoundError):
         return bool(version(package))
     return False
-
-
-def declare_torchvision_operators() -> None:
-    """Make torchvision importable where its compiled operators do not load, as beside a CPU build of PyTorch.
-
-    The import registers functions for two operators, which must be declared. None of the blocks uses torchvision.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except ImportError:
-        pass
 
 
 def main() -> None:

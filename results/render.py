@@ -399,3 +399,25 @@ def precision(results: dict[str, Any]) -> str:
     rows.append(["difference", *(_difference(metric, results["differences"][metric.key]) for metric in metrics)])
     note = f"Mean ± standard deviation over {len(results['seeds'])} seeds; paired differences with 95 % intervals."
     return f"{markdown(['', *map(_head, metrics)], rows)}\n\n{note}"
+
+
+def peer_speed(results: dict[str, Any]) -> str:
+    """Ours relative to each other library, median and range over rounds; bold where ours is behind."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in results["rows"]:
+        name, peer = row["name"].split(", relative to ")
+        low, high = min(row["by_round"]), max(row["by_round"])
+        text = f"{row['value']:.2f} ×" + (f" [{low:.2f}, {high:.2f}]" if len(row["by_round"]) > 1 else "")
+        cells.setdefault(name, {})[peer] = text if row["met"] else f"**{text}**"
+    peers = list(dict.fromkeys(peer for of in cells.values() for peer in of))
+    table = markdown(
+        ["featureflock", *(f"relative to {peer}" for peer in peers)],
+        [[name, *(of.get(peer, "–") for peer in peers)] for name, of in cells.items()],
+    )
+    behind = sum(not row["met"] for row in results["rows"])
+    rounds, threads = max(len(row["by_round"]) for row in results["rows"]), results["threads"]
+    clock = {"wall": "wall clock", "cpu": "CPU time"}[results["clock"]]
+    machine = f"{results['machine']['processor']}, {threads} thread{'s' * (threads > 1)}"
+    load = f"load {results['load_before']:.1f} before"
+    note = f"Behind in {behind} of {len(results['rows'])}, in bold. Rounds: {rounds}; {clock}; {machine}; {load}."
+    return f"{table}\n\n{note}"

@@ -56,6 +56,16 @@ def benchmark(module: str, key: str = "rows") -> Render:
     return table
 
 
+def step_prediction(content: dict[str, Any]) -> str:
+    """Predicted and measured steps, and how many predictions are within the limit."""
+    met = sum(row["met"] for row in content["rows"])
+    within = f"{met} of {len(content['rows'])} predictions are within {100 * content['limit']:.0f} %"
+    machine = (
+        f"{content['cores']} cores of an {content['machine']['processor']}, load {content['load_before']:.1f} before"
+    )
+    return f"{benchmark('step_prediction')(content)}\n\n{within}. {machine}, load {content['load_before']:.1f} before."
+
+
 TABLES = (
     ResultTable("docs/results/demo.md", "demo", "demo_study.json", render.study),
     ResultTable("docs/results/demo.md", "tuning-two-views", "tuning_two_view_digits.json", render.tuning),
@@ -79,6 +89,7 @@ TABLES = (
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),
     ResultTable("docs/guides/coming_from.md", "peers", "peers.json", benchmark("peers")),
+    ResultTable("docs/guides/coming_from.md", "peer-speed", "peer_speed.json", render.peer_speed),
     ResultTable("docs/results/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/results/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
     ResultTable("docs/results/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
@@ -112,8 +123,11 @@ TABLES = (
             ("counted", "communication", "counted"),
             ("configurations", "communication", "settings"),
             ("times", "harness", "times"),
-            ("projected", "communication", "on_paper"),
         )
+    ),
+    ResultTable("docs/results/scaling.md", "step-prediction", "step_prediction.json", step_prediction),
+    ResultTable(
+        "docs/results/scaling.md", "projected", "step_prediction.json", benchmark("communication", "projected")
     ),
 )
 

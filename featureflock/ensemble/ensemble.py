@@ -74,7 +74,8 @@ class Ensemble(TaskState):
             "vectorised"   all at once with torch.func. Members must have the same architecture; dropout masks differ
                            from those of the other modes.
             "low_memory"   one after another, with the activations of one member in memory at a time: the backward pass
-                           recomputes them, with the same dropout masks and without updating running statistics. A
+                           uses those of the last member and recomputes those of the others, with the same dropout
+                           masks and without updating running statistics. A
                            shared head with BatchNorm is the exception: its activations are stored for all members.
             Members in one network are computed in one call in the first two modes.
         trunk: a module that all members share, computed once before the extractors, which get its output; or None. Its

@@ -40,8 +40,13 @@ def execute(
     states = [{} for _ in modules] if states is None else states
     if execution == "vectorised":
         return _vectorised(modules, states, inputs, kwargs)
-    call = call_recomputing if execution == "low_memory" and torch.is_grad_enabled() else call_module
-    return [call(module, state, x, kwargs) for module, state, x in zip(modules, states, inputs, strict=True)]
+    last = len(modules) - 1
+    # The backward pass starts with the module that was called last, so its activations do not add to those of another.
+    stored = range(last, last + 1) if execution == "low_memory" and torch.is_grad_enabled() else range(len(modules))
+    return [
+        (call_module if i in stored else call_recomputing)(module, state, x, kwargs)
+        for i, (module, state, x) in enumerate(zip(modules, states, inputs, strict=True))
+    ]
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -162,12 +167,11 @@ def _vectorised(
     kwargs: dict[str, Any],
 ) -> Tensor:
     """Call all modules at once, with torch.func.vmap over their stacked weights and buffers."""
-    template = modules[0]
-    modes = [[m.training for m in module.modules()] for module in modules]
-    if any(mode != modes[0] for mode in modes):
+    template, contents = modules[0], [_Contents(module) for module in modules]
+    if any(content.modes != contents[0].modes for content in contents):
         raise ValueError(f"{_NEEDS} all members in the same train or eval mode. {_USE}")
-    weights = _stacked([dict(m.named_parameters()) | s for m, s in zip(modules, states, strict=True)])
-    buffers = _stacked([dict(m.named_buffers()) for m in modules])
+    weights = _stacked([content.parameters | s for content, s in zip(contents, states, strict=True)])
+    buffers = _stacked([content.buffers for content in contents])
     dims: dict[str, int | None] = dict.fromkeys(buffers, 0)
     for path, m in template.named_modules():
         name = f"{path}.num_batches_tracked".removeprefix(".")
@@ -191,10 +195,30 @@ def _vectorised(
             raise
         raise ValueError(f"This module cannot be vectorised. {_USE} torch.func: {error}") from error
     with torch.no_grad():
-        for i, module in enumerate(modules):
-            for name, b in module.named_buffers():
+        for i, content in enumerate(contents if buffers else ()):
+            for name, b in content.buffers.items():
                 b.copy_(buffers[name] if dims[name] is None else buffers[name][i])
     return out
+
+
+class _Contents:
+    """Parameters and buffers of a module by name, and the modes of its parts.
+
+    Found in one pass: for many tiny members, each pass over their modules takes as long as computing them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: ModuleState = {}
+        self.buffers: ModuleState = {}
+        self.modes: list[bool] = []
+        seen: set[int] = set()  # a tensor with two names has the first, as in named_parameters
+        for path, m in module.named_modules():
+            self.modes.append(m.training)
+            for found, tensors in ((self.parameters, m._parameters), (self.buffers, m._buffers)):
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        found[f"{path}.{name}" if path else name] = tensor
 
 
 def _stacked(states: Sequence[ModuleState]) -> ModuleState:

@@ -77,3 +77,18 @@ def test_scores_are_those_of_the_predictions(saved, name):
     )  # halves of 899 differ by one
     assert scores["raw_nll"] == pytest.approx(-np.log(mean[np.arange(len(labels)), labels]).mean(), rel=1e-5)
     assert scores["disagreement"] > 0
+
+
+def test_speed_and_memory_are_compared_with_both_libraries(tmp_path):
+    run = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "peer_speed.py", "--quick", "--json", "out.json"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    names = [row["name"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]]
+    for peer in ("TorchEnsemble", "TorchUncertainty"):
+        assert sum(name.endswith(f"relative to {peer}") for name in names) == 4

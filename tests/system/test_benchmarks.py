@@ -23,7 +23,7 @@ def test_a_benchmark_runs_in_this_process(script, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["transport.py", "communication.py", "profile_step.py"])
+@pytest.mark.parametrize("script", ["transport.py", "communication.py", "profile_step.py", "step_prediction.py"])
 def test_a_benchmark_runs_as_a_command(script, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / script, "--quick", "--json", tmp_path / "out.json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ONE_THREAD)
@@ -33,7 +33,7 @@ def test_a_benchmark_runs_as_a_command(script, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "parts", ["overhead scaling processes memory", "throughput prediction evaluation corruptions startup"]
+    "parts", ["overhead scaling processes memory vectorised", "throughput prediction evaluation corruptions startup"]
 )
 def test_bench_writes_one_table(parts, tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "bench.py", "--quick", "--json", tmp_path / "out.json"]

@@ -57,3 +57,20 @@ def test_best_means_are_bold_in_the_direction_of_the_metric(module):
     assert [cell.startswith("**") for (cell,) in lower] == [True, True, True]  # equal as printed
     finer = module("render")._means(groups, [Metric("nll", "NLL", "higher", "fixed:3", lambda run: None)])
     assert [cell.startswith("**") for (cell,) in finer] == [True, False, False]
+
+
+def test_the_table_of_other_libraries_marks_where_ours_is_behind(module):
+    def row(name, by_round, met):
+        return {"name": name, "value": sorted(by_round)[len(by_round) // 2], "by_round": by_round, "met": met}
+
+    rows = [
+        row("MLP: time per step, relative to A", [0.5, 0.7, 0.4], True),
+        row("MLP: time per step, relative to B", [1.5], False),
+        row("MLP: peak memory, relative to B", [0.9], True),
+    ]
+    run = {"rows": rows, "clock": "cpu", "threads": 1, "load_before": 7.25, "machine": {"processor": "a CPU"}}
+    lines = module("render").peer_speed(run).splitlines()
+    assert lines[0] == "| featureflock | relative to A | relative to B |"
+    assert lines[2] == "| MLP: time per step | 0.50 × [0.40, 0.70] | **1.50 ×** |"
+    assert lines[3] == "| MLP: peak memory | – | 0.90 × |"
+    assert lines[-1] == "Behind in 1 of 3, in bold. Rounds: 3; CPU time; a CPU, 1 thread; load 7.2 before."

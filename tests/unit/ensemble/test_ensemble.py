@@ -215,17 +215,30 @@ def test_low_memory_uses_the_same_dropout_masks():
         assert torch.equal(a, b)
 
 
-def test_low_memory_stores_no_activations():
-    """Autograd stores no activation of a member between the forward and the backward pass."""
+def test_low_memory_stores_the_activations_of_one_member():
+    """Autograd stores no activation of the others between the forward and the backward pass."""
 
-    def held(execution: str) -> int:
+    def held(execution: str, members: int = N) -> int:
         ens, kept = build(execution=execution), {}
+        ens = ff.Ensemble(list(ens.extractors)[:members], ens.head, ff.ParticleLayer(), execution=execution)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
             ens(data()[0])
         return sum(t.numel() for t in kept.values())
 
     inside = 4 * 4 * 4 * B  # one activation of one member
-    assert held("low_memory") < 2 * inside < held("sequential") / N
+    assert held("sequential") > N * 2 * inside
+    assert held("low_memory") < held("sequential", members=1) + inside
+
+
+def test_low_memory_computes_every_member_but_the_last_twice():
+    """The last is the first whose gradients are computed, so that the activations of two never exist together."""
+    ens, calls = build(execution="low_memory"), []
+    for i, member in enumerate(ens.extractors):
+        member.register_forward_pre_hook(lambda *_, i=i: calls.append(i))
+        next(member.parameters()).register_post_accumulate_grad_hook(lambda p, i=i: calls.append(f"gradient {i}"))
+    step(ens)
+    backward = [call for i in reversed(range(N - 1)) for call in (i, f"gradient {i}")]
+    assert calls == [*range(N), f"gradient {N - 1}", *backward]
 
 
 def test_vectorised_dropout_differs_between_members():
@@ -337,3 +350,22 @@ def test_modules_that_cannot_be_vectorised_raise():
     ens = ff.Ensemble([nn.Sequential(nn.GRU(H, H)) for _ in range(2)], nn.Linear(H, C), execution="vectorised")
     with pytest.raises(ValueError, match=r'cannot be vectorised\. Use execution="sequential"'):
         ens(torch.randn(B, H))
+
+
+def test_weights_that_are_used_twice_in_a_member_are_vectorised():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(H, H), nn.Linear(H, H)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x).tanh())
+
+    grads = []
+    for execution in ("sequential", "vectorised"):
+        torch.manual_seed(0)
+        ens = ff.Ensemble([Tied() for _ in range(N)], nn.Linear(H, C), execution=execution)
+        ens(torch.randn(B, H)).square().sum().backward()
+        grads.append([p.grad for p in ens.parameters()])
+    assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
