@@ -59,7 +59,8 @@ from torch import Tensor, nn
 
 from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
-from featureflock.distributed.mesh import Axis, Mesh, MeshShape, join_mesh
+from featureflock.distributed.mesh import Axis, Mesh, join_mesh
+from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, LossOutput, Method, WeightWGD
 from featureflock.models import CNNConfig, WideResNetConfig

@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # the names of `__getattr__`, for type checkers and editors
     from featureflock import corruptions, data, evaluation, integrations, methods, models, studies, tasks, training
     from featureflock.core import MAP, RBF, SVGD, WGD, Cauchy, Normal, SteinWGD, Uniform, transport
     from featureflock.core.layer import ParticleLayer, particle_loss
-    from featureflock.distributed.mesh import MeshShape, join_mesh
+    from featureflock.distributed.mesh import join_mesh
+    from featureflock.distributed.shape import MeshShape
     from featureflock.ensemble import Ensemble, MicroBatches, load, lora, rank_one, save
     from featureflock.evaluation import calibrate, evaluate
     from featureflock.integrations.export import export
@@ -40,7 +41,8 @@ else:
     _NAMES = {
         "core": "MAP RBF SVGD WGD Cauchy Normal SteinWGD Uniform transport",
         "core.layer": "ParticleLayer particle_loss",
-        "distributed.mesh": "MeshShape join_mesh",
+        "distributed.mesh": "join_mesh",
+        "distributed.shape": "MeshShape",
         "ensemble": "Ensemble MicroBatches load lora rank_one save",
         "evaluation": "calibrate evaluate",
         "integrations.export": "export",

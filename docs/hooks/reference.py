@@ -11,7 +11,7 @@ from typing import Any
 
 import griffe
 
-DIRECT = {"integrations": ["export.export"], "distributed": ["mesh.Mesh", "mesh.MeshShape", "mesh.join_mesh"]}
+DIRECT = {"integrations": ["export.export"], "distributed": ["mesh.Mesh", "shape.MeshShape", "mesh.join_mesh"]}
 """Public names of a package that its `__all__` does not have."""
 FIRST = {"core": ["layer", "transport"], "data": ["sets.base", "sets.custom"], "training": ["recipe", "loop"]}
 """Modules that a page begins with."""

@@ -1,6 +1,9 @@
 """The environment variables of a launcher such as torchrun. Imports no PyTorch."""
 
+import hashlib
 import os
+import socket
+from pathlib import Path
 
 ADVICE = "start the processes with torchrun, which sets it"
 
@@ -33,5 +36,14 @@ def launched_by_torchrun() -> bool:
 
 
 def restarted_by_torchrun() -> bool:
-    """True if torchrun started this process to replace one that failed."""
+    """True if torchrun started this process to replace one that failed, but not if hosts have joined or left."""
     return launch_number("TORCHELASTIC_RESTART_COUNT", 0, 10**9, default=0) > 0
+
+
+def launcher_id() -> int:
+    """A number for the torchrun of this host, the same after each of its restarts; 0 without torchrun."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")  # folder of this torchrun/attempt_0/local rank/error.json
+    if not file:
+        return 0
+    name = f"{socket.gethostname()} {Path(file).absolute().parents[2]}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6]) + 1  # exact in any reader of JSON

@@ -100,7 +100,7 @@ def failure_reporting(store: Any, heartbeat_store: Any, rank: int, processes: in
         raise
     finally:
         stop.set()
-        thread.join()
+        thread.join(GRACE_SECONDS)  # it may wait for a store whose host is lost
 
 
 class _FailureStore:
@@ -127,6 +127,15 @@ class _FailureStore:
     def explain_lost_connection(self, error: RuntimeError, timeout: float) -> BaseException:
         """Return the exception to raise after an error that lost the connection to other processes."""
         reason = str(error).splitlines()[0]
+        explained: list[BaseException] = []
+        # PyTorch waits without end for a store whose host is lost; a daemon thread may be left waiting.
+        thread = threading.Thread(target=lambda: explained.append(self._explain(reason, timeout)), daemon=True)
+        thread.start()
+        thread.join(3 * GRACE_SECONDS)
+        lost = f"The host of the store of all processes does not respond: {reason}"
+        return explained[0] if explained else MissingProcesses(lost)
+
+    def _explain(self, reason: str, timeout: float) -> BaseException:
         try:
             self.store.set_timeout(timedelta(seconds=GRACE_SECONDS))
             before = {r: self.read("heartbeat", r) for r in self.others}

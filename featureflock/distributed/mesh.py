@@ -24,7 +24,6 @@ Shapes: n members, B examples in a batch, M × D processes.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -37,26 +36,9 @@ from torch.autograd.function import once_differentiable
 from featureflock.distributed.env import is_rank_zero, world_size
 from featureflock.distributed.failures import AlreadyReported, failure_reporting, fresh_store_prefix
 from featureflock.distributed.rendezvous import connect, read_launch
+from featureflock.distributed.shape import MeshShape
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class MeshShape:
-    """Number of processes along each axis of the mesh. MeshShape(members=2, data=4) needs 8 processes."""
-
-    members: int | None = None
-    """Number of processes to divide the members among; None for all processes divided by `data`."""
-    data: int = 1
-    """Number of processes to divide each batch among."""
-    timeout: float = 600.0
-    """Seconds that a process waits for the others before it reports which of them are missing, and exits."""
-
-    def __post_init__(self) -> None:
-        if (self.members is not None and self.members < 1) or self.data < 1:
-            raise ValueError(f"A mesh needs at least one process per axis; got {self.members} and {self.data}.")
-        if not 0 < self.timeout < 1e6:
-            raise ValueError(f"mesh.timeout must be a positive number of seconds; got {self.timeout}.")
 
 
 class Axis:
@@ -138,6 +120,11 @@ class Mesh:
     def is_rank_zero(self) -> bool:
         """True on global rank 0, which writes the files and does the printing."""
         return self.world.rank == 0
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """M and D, the numbers of processes along the axes."""
+        return self.members.size, self.data.size
 
     def __str__(self) -> str:
         return f"{self.members.size} × {self.data.size}"
@@ -233,23 +220,25 @@ SINGLE_PROCESS = Mesh()
 
 
 @contextmanager
-def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
+def join_mesh(shape: MeshShape = MeshShape(), n: int | None = None, *, adapt: bool = False) -> Iterator[Mesh]:
     """Join the mesh of all processes that torchrun started, for the duration of the context.
 
     Tensors on CPUs are sent with gloo, tensors on GPUs with NCCL. If a process does not respond within `shape.timeout`
     seconds, the others report its rank and exit.
+
+    Args:
+        shape: numbers of processes along the axes.
+        n: number of members, if processes beyond it are to divide the batch (`MeshShape.sizes`).
+        adapt: use the nearest shape that fits the number of processes, if any process asks for it.
     """
     processes = world_size()
-    members = shape.members or max(1, processes // shape.data)
-    needed = members * shape.data
-    if needed != processes:
-        if not is_rank_zero():
-            raise AlreadyReported(1)
-        raise ValueError(
-            f"A mesh of {members} × {shape.data} needs {needed} processes, not {processes}; start it with torchrun "
-            f"--nproc-per-node={needed} -m featureflock …, or change --mesh.members and --mesh.data."
-        )
     if processes == 1:
+        try:
+            shape.sizes(1, n, adapt)
+        except ValueError:
+            if is_rank_zero():
+                raise
+            raise AlreadyReported(1) from None
         yield SINGLE_PROCESS
         return
     timeout = timedelta(seconds=shape.timeout)
@@ -263,10 +252,12 @@ def join_mesh(shape: MeshShape = MeshShape()) -> Iterator[Mesh]:
     try:
         with failure_reporting(store, heartbeat_store, rank, processes, shape.timeout):
             dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
-            table = torch.arange(processes).view(shape.data, members)
+            world = Axis(dist.group.WORLD)
+            members, data = shape.sizes(processes, n, bool(world.max(torch.tensor(int(adapt)))))
+            table = torch.arange(processes).view(data, members)
             axes = _axis(table.tolist(), timeout), _axis(table.T.tolist(), timeout)
             storage_group = dist.new_group(backend="gloo", timeout=timeout)
-            yield Mesh(*axes, Axis(dist.group.WORLD), storage_group)
+            yield Mesh(*axes, world, storage_group)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

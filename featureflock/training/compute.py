@@ -18,7 +18,7 @@ from featureflock.cpu_kernels.bfloat16 import FASTER, bfloat16_speedup, has_bflo
 from featureflock.cpu_kernels.compiler import compiler_problem
 from featureflock.cpu_kernels.replace_convolutions import kernels_problem
 from featureflock.distributed.env import launched_by_torchrun
-from featureflock.distributed.mesh import MeshShape
+from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble.compilation import Report, compile_modules, warn
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution

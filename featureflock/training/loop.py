@@ -22,7 +22,7 @@ from torch import Tensor
 from featureflock.core.transport import NonFiniteError
 from featureflock.data import Batch, EpochKey, Examples, InputFormat, Splits, TensorExamples
 from featureflock.data.rng import Stream, permutation, random_bits
-from featureflock.distributed.env import restarted_by_torchrun
+from featureflock.distributed.env import launcher_id, restarted_by_torchrun
 from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods.base import check_loss_output
@@ -69,11 +69,13 @@ def train(
         TrainingInterrupted: on Ctrl-C or SIGTERM, after a checkpoint was written.
         DivergenceError: if a loss or weight is not finite.
     """
-    with join_mesh(compute.mesh) as mesh:
-        # After a failure torchrun restarts all ranks. Those of a host without a failure are not counted as restarted.
-        resume = resume or bool(mesh.world.max(torch.tensor(int(restarted_by_torchrun()))))
+    run = RunFolder(Path(folder))
+    # torchrun restarts all ranks after a failure, and after hosts have joined or left, which it does not count.
+    restarted = run.was_started_by(launcher_id())
+    with join_mesh(compute.mesh, recipe.size, adapt=restarted) as mesh:
+        resume = resume or bool(mesh.world.max(torch.tensor(int(restarted or restarted_by_torchrun()))))
         reporter = reporter if mesh.is_rank_zero else Reporter()
-        return _train(recipe, RunFolder(Path(folder)), compute, resume, reporter, mesh)
+        return _train(recipe, run, compute, resume, reporter, mesh)
 
 
 def _train(
@@ -90,7 +92,7 @@ def _train(
     examples = len(recipe.method.order(torch.arange(len(splits.train)), splits.train.labels))
     recipe.method.check_task(splits.task, splits.train.labels)
     _check_batches(recipe, examples, mesh)
-    check_memory(recipe, splits, compute, (mesh.members.size, mesh.data.size))
+    check_memory(recipe, splits, compute, mesh.sizes)
     ens = build(recipe, splits, mesh)
     parameters = parameter_count(ens)
     notes = list[str]()
@@ -120,10 +122,14 @@ def _train(
         history, messages = restore_newest(run, state, identity)
         if resume and state.step == 0:
             messages.append("There is no checkpoint yet; starting from the beginning.")
+        if (compute.mesh.members or mesh.members.size, compute.mesh.data or mesh.data.size) != mesh.sizes:
+            messages.append(f"The mesh has changed to {mesh}, to fit the number of processes.")
         processes = f" {mesh.world.size} processes, {mesh} (members × data), each" if mesh.world.size > 1 else ""
         for text in (*messages, *notes, f"Computing on{processes} {resolved}."):
             reporter.log(text)
         started = {**environment, "compute": platform, "from_step": state.step}
+        if launchers := sorted({*mesh.world.all_gather_int(launcher_id())} - {0}):
+            started["launchers"] = launchers
         inputs = InputFormat.of(splits).to_json()
         mesh.on_rank_zero(lambda: run.begin(recipe_json, inputs, started, state.epoch, history))
         faster = faster_processes(compute, resolved, len(ens)) if isinstance(splits.train, TensorExamples) else 1

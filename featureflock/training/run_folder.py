@@ -17,7 +17,7 @@ Files of a finished run are verified when they are read. Those of an unfinished 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -120,6 +120,12 @@ class RunFolder:
         if differences:
             raise ValueError(f"{self} is a run of another recipe: {'; '.join(differences)}. Give another folder.")
         return self.read_result() if self.is_finished else None
+
+    def was_started_by(self, launcher: int) -> bool:
+        """Whether environment.json names this torchrun (`launcher_id`) as one of those that last started the run."""
+        with suppress(OSError, ValueError):  # `begin` reports what is wrong with it
+            return launcher in self.read_environment()[-1].get("launchers", [])
+        return False
 
     @contextmanager
     def locked(self) -> Iterator[None]:

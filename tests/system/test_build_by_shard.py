@@ -13,7 +13,8 @@ from helpers.short_runs import same
 from torch import nn
 
 import featureflock as ff
-from featureflock.distributed.mesh import Mesh, MeshShape, join_mesh
+from featureflock.distributed.mesh import Mesh, join_mesh
+from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble.ensemble import RemoteMember
 from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods import DICE, DeepEnsembles, FeatureWGD, WeightWGD

@@ -14,7 +14,8 @@ from helpers.short_runs import same
 from torch import Tensor
 
 from featureflock.distributed import failures
-from featureflock.distributed.mesh import Mesh, MeshShape, join_mesh
+from featureflock.distributed.mesh import Mesh, join_mesh
+from featureflock.distributed.shape import MeshShape
 from featureflock.training import checkpoint_storage
 from featureflock.training.checkpoint import Checkpoint, CheckpointWriter, read_newest, write
 

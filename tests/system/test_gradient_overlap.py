@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import featureflock as ff
-from featureflock.distributed.mesh import MeshShape, join_mesh
+from featureflock.distributed.mesh import join_mesh
+from featureflock.distributed.shape import MeshShape
 from featureflock.methods import FeatureWGD
 
 SIZE, BATCH = 600, 7  # a layer of 1.4 MB fills the first bucket

@@ -1,7 +1,9 @@
 """Two hosts, simulated by two network namespaces of one machine with a virtual cable between them."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ import pytest
 from helpers.meshes import command, finish, start
 from helpers.short_runs import same, weights
 from torch.testing import assert_close
+
+from system.test_mesh_failures import wait_for
 
 ADDRESSES = ("10.97.31.1", "10.97.31.2")
 RUN = ("train", "digits", "--members", "3", "--epochs", "2")
@@ -49,15 +53,18 @@ def hosts() -> Iterator[list[tuple[str, str, str]]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)  # also removes its interface
 
 
-def agent(host: tuple[str, str, str], out: Path) -> subprocess.Popen:
+def agent(
+    host: tuple[str, str, str], out: Path, options: tuple[str, ...] = ("--nnodes=2",), **environment: str
+) -> subprocess.Popen:
     name, interface, address = host
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", f"--local-addr={address}"]
-    rendezvous.append(f"--rdzv-conf=is_host={int(address == ADDRESSES[0])}")  # no host name has this address
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *rendezvous]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
+    is_host = int(address == ADDRESSES[0])  # no host name has this address
+    rendezvous.append(f"--rdzv-conf=is_host={is_host},last_call_timeout=1,keep_alive_interval=1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node=1", *rendezvous]
+    command = [*torchrun, "-m", "featureflock", *RUN, "--mesh.timeout", "60", "--out", out]
     return subprocess.Popen(
-        ["ip", "netns", "exec", name, *torchrun, "-m", "featureflock", *RUN, "--mesh.timeout", "60", "--out", out],
-        env=environment,
+        ["ip", "netns", "exec", name, *command],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,3 +88,48 @@ def test_one_job_on_two_hosts(hosts, tmp_path):
         assert finish(start(count, tmp_path / "output", command, *RUN, "--out", folder)) == [0] * count
     assert same(weights(tmp_path / "hosts"), weights(tmp_path / "processes"))
     assert_close(weights(tmp_path / "hosts"), weights(tmp_path / "process"), rtol=1e-4, atol=1e-5)
+
+
+JOIN_AND_LEAVE = """
+import os
+import signal
+import time
+from featureflock.training.loop import _Loop
+
+original = _Loop._step
+
+def step(self, batch):
+    starts = len(self.run.read_environment())
+    while starts == 1 and self.state.step == 5 and not self.signals:
+        time.sleep(0.1)  # until torchrun stops this process, because the other host has joined
+    if starts == 2 and self.state.step == 12 and os.environ["HOST"] == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(self, batch)
+
+_Loop._step = step
+"""
+
+
+def test_an_elastic_job_goes_on_when_a_host_joins_and_when_it_is_lost(hosts, tmp_path):
+    run = tmp_path / "run"
+    (tmp_path / "join_and_leave.py").write_text(JOIN_AND_LEAVE)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = ("--nnodes=1:2", "--max-restarts=1")
+    extra = {"PYTHONPATH": path, "FEATUREFLOCK_PLUGINS": "join_and_leave", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agents = [agent(hosts[0], run, options, HOST="0", **extra)]
+    try:
+        wait_for(lambda: (run / "environment.json").exists())
+        agents.append(agent(hosts[1], run, options, HOST="1", **extra))
+        said = [process.communicate(timeout=120) for process in agents]
+    finally:
+        for process in agents:
+            process.kill()
+    assert [process.returncode for process in agents] == [0, -signal.SIGKILL], said
+    starts = json.loads((run / "environment.json").read_text())
+    assert [entry["compute"].get("mesh") for entry in starts] == [None, "2 × 1", None]
+    assert [entry["from_step"] for entry in starts][:2] == [0, 6]
+    assert 0 < 12 - starts[2]["from_step"] <= 6
+    assert sum(out.count("epoch 2/2") for out, _ in said) == 1
+    assert finish(start(1, tmp_path / "output", command, *RUN, "--out", tmp_path / "process")) == [0]
+    assert_close(weights(run), weights(tmp_path / "process"), rtol=1e-4, atol=1e-5)

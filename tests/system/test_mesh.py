@@ -19,7 +19,8 @@ from torch.testing import assert_close
 
 import featureflock as ff
 from featureflock.data import CustomData
-from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh, MeshShape, join_mesh
+from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh, join_mesh
+from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble.execution import Execution
 from featureflock.methods import (
     ADP,

@@ -18,7 +18,7 @@ from helpers.short_runs import SHORT, RecordingReporter, same, weights
 from torch.testing import assert_close
 
 from featureflock.distributed import failures
-from featureflock.distributed.mesh import MeshShape
+from featureflock.distributed.shape import MeshShape
 from featureflock.training import ComputeConfig, TrainingInterrupted, train
 from featureflock.training.checkpoint import checkpoint_paths, read_newest
 from featureflock.training.loop import _Loop
@@ -53,7 +53,7 @@ def wait_for(happens: Callable[[], bool], seconds: float = 100) -> None:
     [
         ("--method dice --mesh.data 2", "The loss of DICE cannot be split over a batch; use --mesh.data 1."),
         ("--mesh.data 2 --batch 1", "--mesh.data 2 needs at least 2 examples in every batch, but one has 1"),
-        ("--members 1", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
+        ("--members 1 --mesh.members 2", "1 members cannot be divided among 2 processes; use --mesh.members 1 or less"),
         ("--mesh.members 3", "A mesh of 3 × 1 needs 3 processes, not 2; start it with torchrun"),
         (
             "--mesh.data 2 --method.rule svgd --method.rule.noise 1",
@@ -172,6 +172,35 @@ def test_a_restart_before_the_first_checkpoint_starts_from_the_beginning(tmp_pat
     reporter = RecordingReporter()
     train(SHORT, tmp_path / "run", reporter=reporter)
     assert reporter.notes[0] == "There is no checkpoint yet; starting from the beginning."
+
+
+def launched(launcher: str, how: str, *words: str) -> None:
+    """The command, started by the torchrun with this folder of logs; with two processes, the last fails in step 7."""
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{launcher}/attempt_0/{os.environ.get('RANK', 0)}/error.json"
+    fail_in_step_7(how, *words) if os.environ.get("WORLD_SIZE") == "2" else command(*words)
+
+
+def test_a_torchrun_that_has_another_number_of_processes_resumes_on_a_mesh_that_fits(tmp_path):
+    """Without --resume, and although torchrun does not count this as a restart; another torchrun is refused."""
+    words = (*RUN, "--mesh.data", "2", "--checkpoint-minutes", "1e-5", "--out", tmp_path / "run")
+
+    def run(processes: int, launcher: str) -> tuple[list[int | None], str]:
+        folder = tmp_path / f"{processes} {launcher}"
+        codes = finish(start(processes, folder, launched, launcher, "raise", *words), 60)
+        return codes, output(folder)[0]
+
+    assert run(2, "a")[0] == [1, 1]
+    reached = newest_step(tmp_path / "run")
+    assert 0 < reached <= 7
+    codes, text = run(3, "b")
+    assert codes == [1, 1, 1]
+    assert "A mesh of 1 × 2 needs 2 processes, not 3" in text
+    codes, text = run(3, "a")
+    assert codes == [0, 0, 0]
+    assert f"Resuming after step {reached}" in text
+    assert "The mesh has changed to 1 × 3, to fit the number of processes." in text
+    assert finish(start(1, tmp_path / "output", command, *RUN, "--out", tmp_path / "one")) == [0]
+    assert_close(weights(tmp_path / "run"), weights(tmp_path / "one"), rtol=1e-4, atol=1e-5)
 
 
 def leave_a_worker(run: Path) -> None:

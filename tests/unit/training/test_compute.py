@@ -9,7 +9,7 @@ from torch import nn
 
 from featureflock.core.layer import ParticleLayer
 from featureflock.cpu_kernels import bfloat16
-from featureflock.distributed.mesh import MeshShape
+from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble import Ensemble
 from featureflock.training import ComputeConfig
 from featureflock.training.compute import ResolvedCompute, faster_processes, resolve_compute
