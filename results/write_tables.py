@@ -109,7 +109,7 @@ TABLES = (
     ResultTable("docs/results/reproductions.md", "cam-similarity", "laptop_cam_similarity.json", render.study),
     ResultTable("docs/results/reproductions.md", "severity", "laptop_severity.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "longer", "laptop_longer.json", render.study),
-    ResultTable("docs/results/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
+    ResultTable("docs/notes/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
     ResultTable("docs/results/speed.md", "speed", "bench.json", render.speed),
     ResultTable("docs/notes/speed.md", "bench", "bench.json", benchmark("harness")),
     ResultTable("docs/notes/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
