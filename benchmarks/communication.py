@@ -15,15 +15,18 @@ Four tables:
 
 Bytes that each process passes to collectives in a step, on a mesh of M × D (members × data) processes:
 
-    n × n sums    data       8 (2n² + 2)                feature- and function-WGD, if D > 1
-    gather        members    4 ⌈n/M⌉ ⌈B/D⌉ H            features; C instead of H for logits, if M > 1
+    n × n sums    all        8 (2n² + 2)                feature-WGD; function-WGD along the data axis, if D > 1
+    gather        members    4 ⌈n/M⌉ ⌈B/D⌉ H            features of own members, by an all-to-all, if M > 1
+                             4 n ⌈B/(D M)⌉ H            their gradients, by another
+                             4 n ⌈B/(D M)⌉ C            logits behind a shared head; 4 ⌈n/M⌉ ⌈B/D⌉ C of separate heads
                              2 · 4 ⌈n/M⌉ W              weight-WGD: weights, and their gradients on the way back
     gradients     data       4 ⌈n/M⌉ (W + S)            what any data-parallel training averages, if D > 1; weight-WGD
                                                         passes W twice
                   all        4 (H + 1) C                of the shared head
     bookkeeping   data, all  8 D + 8 (n + 5), 16        sizes of parts; losses and finiteness checks; signals
 
-In a ring of P processes, a sum of b bytes sends 2 (P − 1)/P · b from each process, a gather (P − 1) b.
+In a ring of P processes, a sum of b bytes sends 2 (P − 1)/P · b from each process, a gather (P − 1) b, an all-to-all
+(P − 1)/P · b.
 
 Shapes: n members, B examples in a batch, H features, C classes, W weights and S running statistics of a member.
 
@@ -42,13 +45,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import harness
 import torch
@@ -61,6 +65,7 @@ from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
 from featureflock.distributed.mesh import Axis, Mesh, join_mesh
 from featureflock.distributed.shape import MeshShape
+from featureflock.ensemble import ensemble
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.methods import DeepEnsembles, FeatureWGD, FunctionWGD, LossOutput, Method, WeightWGD
 from featureflock.models import CNNConfig, WideResNetConfig
@@ -163,7 +168,7 @@ def times(quick: bool) -> list[dict[str, Any]]:
         progress(f"  {name} on {M} × {D}")
         results = together(M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
         for label, key in (("in collectives, including waiting", "inside"), ("the same collectives alone", "alone")):
-            each = [[r["at the end"][i] for r in results] for i in range(rounds)]
+            each = [[r["as it is"][i] for r in results] for i in range(rounds)]
             fractions = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
             steps = [max(r["step"] for r in ranks) for ranks in each]
             rows.append(row(f"{name}, {M} × {D}: {label}", fractions, unit="of a step", seconds_of_a_step=steps))
@@ -218,8 +223,8 @@ class Call:
     @property
     def sent(self) -> float:
         """Bytes that this process sends in a ring."""
-        others = self.processes - 1
-        return others * self.passed * (2 / self.processes if self.collective == "all_reduce" else 1)
+        factor = {"all_reduce": 2 / self.processes, "all_to_all": 1 / self.processes}.get(self.collective, 1)
+        return (self.processes - 1) * self.passed * factor
 
 
 @dataclass
@@ -246,7 +251,8 @@ class _TimedWork:
 def recorded() -> Iterator[list[Timed]]:
     """Record every all_reduce and all_gather in this context; raise on any other collective."""
     calls: list[Timed] = []
-    original = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast", "send", "recv")}
+    names = ("all_reduce", "all_gather", "all_to_all_single", "broadcast", "send", "recv")
+    original = {name: getattr(dist, name) for name in names}
 
     def all_reduce(x: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         purpose, axis = _purpose(group)
@@ -266,10 +272,18 @@ def recorded() -> Iterator[list[Timed]]:
         calls.append(Timed(call, took, lambda: original["all_gather"](other, other[0].clone(), group)))
         return work
 
+    def all_to_all(received: Tensor, x: Tensor, lengths: list[int], sent: list[int], group: Any = None) -> None:
+        start = time.perf_counter()
+        original["all_to_all_single"](received, x, lengths, sent, group)
+        took, other, processes = time.perf_counter() - start, (received.clone(), x.clone()), dist.get_world_size(group)
+        call = Call("all_to_all", "members", "gather", processes, x.nbytes)
+        calls.append(Timed(call, took, lambda: original["all_to_all_single"](*other, lengths, sent, group)))
+
     def refused(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("A training step uses a collective that this benchmark does not know.")
 
     wrapped = dict.fromkeys(original, refused) | {"all_reduce": all_reduce, "all_gather": all_gather}
+    wrapped["all_to_all_single"] = all_to_all
     for name, function in wrapped.items():
         setattr(dist, name, function)
     try:
@@ -285,7 +299,7 @@ def _purpose(group: Any) -> tuple[str, str]:
     while frame is not None:
         match frame.f_code.co_qualname:
             case "_grams":
-                return "n × n sums", "data"
+                return "n × n sums", "all" if group is dist.group.WORLD else "data"
             case "Axis.all_gather_rows" | "_early.<locals>.start":
                 return "gather", "members"
             case "Mesh.average_gradient.<locals>.<lambda>":
@@ -342,7 +356,7 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
     with join_mesh(shape) as mesh:
         state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         x, y = compute.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
-        ways = ["at the end", *(["at once"] if mesh.members.size > 1 else [])]
+        ways = ["as it is", *(["at the end", "at once"] if mesh.members.size > 1 else [])]
         results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
 
         def step() -> None:
@@ -353,7 +367,10 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
 
         for i in range(-2, rounds):
             for way in random.Random(i).sample(ways, len(ways)):
-                with _early(ens, mesh, way == "at once"), recorded() as calls:
+                undivided = (
+                    nullcontext() if way == "as it is" else patch.object(ensemble, "can_divide", lambda *_: False)
+                )
+                with undivided, _early(ens, mesh, way == "at once"), recorded() as calls:
                     dist.monitored_barrier()
                     start = time.perf_counter()
                     step()

@@ -1,12 +1,14 @@
 """Cost model of a training step on a mesh of M × D processes (members × data): one equation, and its constants.
 
-    t = σ(P) [ ⌈n/M⌉ member(b) + after(b) ] + Σ_collectives (α + sent/β),        b = ⌈B/D⌉,  P = M D
+    t = σ(P) [ ⌈n/M⌉ member(b) + after(⌈b/M⌉) ] + Σ_collectives (α + sent/β),    b = ⌈B/D⌉,  P = M D
 
     member(b)   one member's forward and backward pass and its optimiser, for b examples: max(least, fixed + rate · b)
-    after(b)    everything after the members, for all n of them: particle layer, shared head, loss
+    after(b)    everything after the members, for all n of them: particle layer, shared head, loss; divided among the
+                processes of a row, as if the loss were too, for a shared head, otherwise after(b)
     σ(P)        slow-down of a process by the others. K cores that are all busy slow each other down by κ, and more
                 than K processes take turns:  σ(P) = [1 + (κ − 1) min(1, (P − 1)/(K − 1))] · max(1, P/K)
-    sent        a sum of x bytes among P processes sends 2 (P − 1)/P · x from each, a gather (P − 1) x
+    sent        a sum of x bytes among P processes sends 2 (P − 1)/P · x from each, a gather (P − 1) x, an exchange
+                (all-to-all) (P − 1)/P · x
 
 Gradients may be summed during the backward pass, 2/3 of the members' time; then they take what is longer than that.
 Waiting for slower processes, data loading and evaluation are left out.
@@ -87,12 +89,17 @@ class Sizes:
         most, here = math.ceil(n / M), len(range(n)[part(n, M, m)])
         examples = len(range(self.B)[part(self.B, D, d)])
         W = self.extractor + (0 if shared else self.head)
-        gathered = most * examples * (self.H if shared else self.C) + (2 * most * W if weights else 0)
+        rows = len(range(examples)[part(examples, M, m)])
+        gathered = most * examples * self.C + (2 * most * W if weights else 0)
+        if shared:
+            gathered = n * math.ceil(examples / M) * self.C
         averaged = here * (W + self.S) + (here * W if weights else 0)
         sums = 0 if isinstance(self.method, DeepEnsembles | WeightWGD) else 8 * (2 * n**2 + 2)
         calls = [
-            Collective("n × n sums", "sum", D, sums),
+            Collective("n × n sums", "sum", M * D if shared else D, sums),
+            Collective("gather", "exchange", M, 4 * here * examples * self.H * shared),
             Collective("gather", "gather", M, 4 * gathered),
+            Collective("gather", "exchange", M, 4 * n * rows * self.H * shared),
             Collective("gradients", "sum", D, 4 * averaged),
             Collective("gradients", "sum", M * D, 4 * self.head * shared),
         ]
@@ -104,7 +111,7 @@ class Collective:
     """A collective of one step."""
 
     purpose: str
-    kind: Literal["sum", "gather"]
+    kind: Literal["sum", "gather", "exchange"]
     processes: int
     passed: int
     """Bytes that a process passes to it."""
@@ -112,8 +119,8 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that a process sends in a ring."""
-        others = self.processes - 1
-        return others * self.passed * (2 / self.processes if self.kind == "sum" else 1)
+        factor = {"sum": 2 / self.processes, "gather": 1.0, "exchange": 1 / self.processes}[self.kind]
+        return (self.processes - 1) * self.passed * factor
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ class Machine:
     member: Cost
     after: Cost
     links: dict[str, Link]
-    """Of sums and gathers, by kind."""
+    """Of sums and gathers, by kind; an exchange has the link of a gather."""
     cores: float = math.inf
     """K; infinite if each process has its own device."""
     contention: float = 1.0
@@ -175,15 +182,16 @@ class Machine:
 def step_seconds(machine: Machine, sizes: Sizes, M: int, D: int) -> dict[str, float]:
     """Seconds of a step by part; they add up to the time of the step."""
     b, slower = math.ceil(sizes.B / D), machine.slow_down(M * D)
+    rows = math.ceil(b / M) if isinstance(sizes.method, FeatureWGD) else b
     parts = {
         "members": slower * math.ceil(sizes.n / M) * machine.member.seconds(b),
-        "after": slower * machine.after.seconds(b),
+        "after": slower * machine.after.seconds(rows),
         "n × n sums": 0.0,
         "gather": 0.0,
         "gradients": 0.0,
     }
     for c in sizes.collectives(M, D):
-        parts[c.purpose] += machine.links[c.kind].seconds(c.sent)
+        parts[c.purpose] += machine.links["sum" if c.kind == "sum" else "gather"].seconds(c.sent)
     if machine.overlapped:
         parts["gradients"] = max(0.0, parts["gradients"] - 2 / 3 * parts["members"])
     return parts
@@ -239,7 +247,7 @@ PLANS = (
 def gpu(plan: Plan, sizes: Sizes, forward: float, modules: int) -> Machine:
     """A GPU for each process, at the assumed rates; `forward` are the FLOPs of one example in one member."""
     n, kernel = plan.members, GPU["seconds per kernel"]
-    values = n * math.ceil(plan.batch / plan.mesh[1]) * sizes.H
+    values = n * math.ceil(plan.batch / math.prod(plan.mesh)) * sizes.H
     head, products = 6 * n * sizes.H * sizes.C / GPU["FLOP/s"], 6 * n**2 * sizes.H / GPU["float64 FLOP/s"]
     layer = math.ceil(values / SLICE) * KERNELS_PER_SLICE * kernel + 9 * n**3 / GPU["eigh FLOP/s"]
     link = Link(GPU["seconds per collective"], GPU[plan.where])
@@ -260,8 +268,9 @@ def projected(plans: Sequence[Plan] = PLANS) -> list[dict[str, Any]]:
         seconds = step_seconds(gpu(plan, sizes, forward, modules), sizes, M, D)
         step = sum(seconds.values())
         here, examples = math.ceil(sizes.n / M), math.ceil(sizes.B / D)
-        features, logits = 4 * sizes.n * examples * sizes.H, 4 * sizes.n * examples * sizes.C
-        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; gathered features, the
+        features = 4 * sizes.n * math.ceil(examples / M) * sizes.H
+        logits = 4 * sizes.n * examples * sizes.C
+        # Weights, gradients, momentum, the flat copy that is averaged; activations in bfloat16; exchanged features, the
         # layer's copy and two gradients; logits, log-probabilities and gradients.
         weights = 4 * (4 if D > 1 else 3) * (here * sizes.extractor + sizes.head)
         memory = weights + 2 * activations * examples * here + 4 * features + 3 * logits

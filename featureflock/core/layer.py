@@ -79,6 +79,7 @@ class ParticleLayer(nn.Module):
     """Set by `Ensemble.shard` where processes share members but not data points, so that `group` is not needed."""
     _scale_tokens: list[Tensor] | None = None
     _task_count: int | Tensor | None = None
+    _batch: int | None = None
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class ParticleLayer(nn.Module):
             return features
         if features.is_complex():
             raise ValueError(f"ParticleLayer needs features that are real numbers; got {features.dtype}.")
-        if features.ndim < 2 or features.numel() == 0:
+        if features.ndim < 2 or (features.numel() == 0 and self._batch is None):
             raise ValueError(
                 "ParticleLayer needs features (members, batch, …) with at least one member and one data point; "
                 f"got shape {tuple(features.shape)}."
@@ -160,6 +161,19 @@ class ParticleLayer(nn.Module):
         finally:
             self._scale_tokens, self._task_count = outer
 
+    @contextmanager
+    def divided(self, group: dist.ProcessGroup, batch: int) -> Iterator[None]:
+        """Call the layer inside with a part, which may be empty, of the `batch` data points of one mean loss.
+
+        The other parts, and those of further losses, are on the other processes of the group.
+        """
+        outer = self.group, self._batch
+        self.group, self._batch = group, batch
+        try:
+            yield
+        finally:
+            self.group, self._batch = outer
+
     def extra_repr(self) -> str:
         parts = [f"{self.prior}, {self.kernel}, rank={self.rank}, subspace={self.subspace!r}, {self.rule}"]
         parts += [f"repulsion={self.repulsion}"] * (self.repulsion != 1)
@@ -168,7 +182,8 @@ class ParticleLayer(nn.Module):
 
     def _count(self, features: Tensor, mask: Tensor | None) -> float | Tensor:
         if self.count is None:
-            return features.shape[1] if self._task_count is None else self._task_count
+            batch = features.shape[1] if self._batch is None else self._batch
+            return batch if self._task_count is None else self._task_count
         if self.count != "tokens":
             return self.count
         if features.ndim < 3:

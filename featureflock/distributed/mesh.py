@@ -8,9 +8,10 @@ members; processes of one column have the same members and different parts of th
 
     rank d·M + m    members n m/M … n (m + 1)/M,  examples B d/D … B (d + 1)/D
 
-Along a row, the outputs of the members are gathered, so that each process computes everything after them (layer, shared
-head, loss) for all n members, and gets the gradients of its own members without further communication. Along a column,
-each process has the mean loss of its part, and gradients are averaged:
+Along a row, the outputs of the members are gathered, so that each process computes everything after them for all n
+members, and gets the gradients of its own members without further communication. Layer and shared head are divided
+among the processes of a row where that gives the same result (exchange.py). Along a column, each process has the mean
+loss of its part, and gradients are averaged:
 
     gather             x_m ↦ [x_0 … x_M]     backward: the rows of ∂L/∂[x_0 … x_M] that belong to x_m
     local_rows         [x_0 … x_M] ↦ x_m     backward: gather
@@ -53,6 +54,10 @@ class Axis:
         """Return this process's part of `count` items: 0 … 2 or 3 … 4 of five items on two processes."""
         starts = [count // self.size * rank + min(rank, count % self.size) for rank in (self.rank, self.rank + 1)]
         return slice(*starts)
+
+    def part_sizes(self, count: int) -> list[int]:
+        """Return the number of items in each process's part of `count` items."""
+        return [count // self.size + (rank < count % self.size) for rank in range(self.size)]
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum x over the processes, in place."""

@@ -23,6 +23,7 @@ from featureflock.core.transport import check_members
 from featureflock.core.value_checks import readable
 from featureflock.distributed.gradients import GradientReducer
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
+from featureflock.ensemble.divided_head import can_divide, divided_logits
 from featureflock.ensemble.execution import (
     BATCH_NORMS,
     Execution,
@@ -286,9 +287,10 @@ class Ensemble(TaskState):
         extractor_states, head_states = self._transported_weights()
         features = self._local_features(extractor_states, x, inputs)
         mask = token_mask(features[0], x, inputs)
-        if not isinstance(self.head, nn.ModuleList):
-            features = self._gather(features, "features")
-            logits = self._shared_head(self._apply_layer("features", features, mask), mask)
+        if mask is None and can_divide(self.mesh, self.head, layer := self.layer if self.at == "features" else None):
+            logits = divided_logits(self.mesh, stacked(features, "features"), len(self), layer, self._shared_head)
+        elif not isinstance(self.head, nn.ModuleList):
+            logits = self._shared_head(self._apply_layer("features", self._gather(features, "features"), mask), mask)
         else:
             if self.layer is not None and self.at == "features":
                 gathered = self._apply_layer("features", self._gather(features, "features"), mask)
@@ -367,13 +369,13 @@ class Ensemble(TaskState):
         out: Tensor = self.layer(particles, mask) if isinstance(self.layer, ParticleLayer) else self.layer(particles)
         return out
 
-    def _shared_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
+    def _shared_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         joint = any(isinstance(m, BATCH_NORMS) and m.training for m in self.head.modules())
         kwargs = mask_for(self.head, mask)
         with explained_errors("The head", features[0], kwargs):
             if joint or self.execution == "vectorised":
                 kwargs = {name: value.repeat(len(self), *[1] * (value.ndim - 1)) for name, value in kwargs.items()}
-                return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, (len(self), -1))
+                return torch.unflatten(self.head(features.flatten(0, 1), **kwargs), 0, features.shape[:2])
             return stacked(execute([self.head] * len(self), None, features, self.execution, kwargs), "logits")
 
     def _separate_heads(
