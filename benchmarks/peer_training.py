@@ -50,8 +50,11 @@ class Job:
         x, y = load_digits(return_X_y=True)
         images = torch.tensor(x / 16).float().view(-1, 1, 8, 8)
         images = images.repeat_interleave(self.size // 8, 2).repeat_interleave(self.size // 8, 3)
-        parts = train_test_split(images.repeat(1, 3, 1, 1), torch.tensor(y), test_size=0.5, random_state=0)
-        return tuple(parts)
+        x, x_test, y, y_test = train_test_split(
+            images.repeat(1, 3, 1, 1), torch.tensor(y), test_size=0.5, random_state=0
+        )
+        whole = len(y) // BATCH * BATCH  # the statistics of BatchNorm would suffer from a last batch of two
+        return x[:whole], x_test, y[:whole], y_test
 
     def network(self) -> nn.Module:
         extractor = self.model.extractor((3, self.size, self.size))

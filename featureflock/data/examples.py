@@ -17,6 +17,7 @@ from torch import Tensor
 
 from featureflock.data.augment import EpochKey, crop_and_flip
 from featureflock.data.rng import permutation
+from featureflock.distributed.mesh import Axis
 from featureflock.tasks import Classification, Task
 
 
@@ -46,6 +47,10 @@ class Examples(ABC):
         chosen = copy.copy(self)
         chosen.labels, chosen.indices = self.labels[positions], self.indices[positions]
         return chosen
+
+    def read_by(self, row: Axis) -> Self:
+        """Return examples whose reading is divided among processes that ask for the same batches, in the same order."""
+        return self
 
     @abstractmethod
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:

@@ -1,8 +1,13 @@
 """Examples that worker processes read while the training loop computes: image files, or a torch Dataset.
 
 An example that cannot be read is reported and left out of its batch. Too many of them stop the run.
+
+Processes along the members axis of a mesh need the same batches. Each of M reads 1/M of a batch, and the parts are
+gathered as they were read, as bytes for images: so every file is decoded once, not M times.
 """
 
+import copy
+import math
 import random
 import signal
 import uuid
@@ -11,10 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -22,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from featureflock.data.augment import EpochKey
 from featureflock.data.examples import Batch, Examples, Normalisation, content_digest, normalise, task_targets
 from featureflock.data.rng import random_bits
+from featureflock.distributed.mesh import Axis
 from featureflock.tasks import Classification, Task
 
 _MAX_WORKERS = 1024
@@ -70,7 +77,7 @@ class StreamedExamples(Examples):
         task: Task = Classification(),
     ) -> None:
         check_workers(workers)
-        self.reader, self.normalisation, self.workers = reader, normalisation, workers
+        self.reader, self.normalisation, self.workers, self.row = reader, normalisation, workers, Axis()
         self.labels, self.indices = task_targets(labels, len(labels), task), torch.arange(len(labels))
 
     @cached_property
@@ -83,24 +90,31 @@ class StreamedExamples(Examples):
                 problem = str(error)
         raise ValueError(f"None of the first examples can be read: {problem}.")
 
+    def read_by(self, row: Axis) -> Self:
+        shared = copy.copy(self)
+        shared.row = row
+        return shared
+
     def batches(self, order: Sequence[Tensor], device: torch.device, key: EpochKey | None = None) -> Iterator[Batch]:
+        parts = [positions[self.row.local_slice(len(positions))] for positions in order]
         loader: DataLoader[Any] = DataLoader(
             _Items(self.reader.read, self.reader.name),
-            batch_sampler=[[(index, key) for index in self.indices[positions].tolist()] for positions in order],
+            batch_sampler=[[(index, key) for index in self.indices[part].tolist()] for part in parts],
             collate_fn=_collate,
             num_workers=self.workers,
             worker_init_fn=_ignore_signals,
             pin_memory=device.type == "cuda",
         )
         count, limit = 0, max(_MAX_UNREADABLE, len(self) // 100)
-        for positions, (x, readable, unreadable) in zip(order, _start(loader), strict=True):
+        for positions, read in zip(order, _start(loader), strict=True):
+            x, readable, unreadable = _of_the_row(self.row, len(positions), device, *read)
             count += len(unreadable)
             if count > limit:
                 raise OSError(
                     f"More than {limit} of {len(self)} examples cannot be read, the last being {unreadable[-1]}; check "
                     "that the disk is still mounted."
                 )
-            x, y = x.to(device, non_blocking=True), self.labels[positions][readable].to(device, non_blocking=True)
+            y = self.labels[positions][readable].to(device, non_blocking=True)
             yield Batch(normalise(x, self.normalisation) if len(x) else x, y, unreadable)
 
     def digest(self) -> str:
@@ -189,6 +203,39 @@ def _collate(items: list[Tensor | str]) -> tuple[Tensor, Tensor, tuple[str, ...]
     x = [item for item in items if not isinstance(item, str)]
     readable = torch.tensor([not isinstance(item, str) for item in items])
     return torch.stack(x) if x else torch.empty(0), readable, tuple(item for item in items if isinstance(item, str))
+
+
+def _of_the_row(
+    row: Axis, count: int, device: torch.device, x: Tensor, readable: Tensor, unreadable: tuple[str, ...]
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """The readable inputs of a batch of `count` examples on the device, of which this process has read its part."""
+    x = x.to(device, non_blocking=True)
+    if row.size == 1:
+        return x, readable, unreadable
+    own = (readable.tolist(), unreadable, (tuple(x.shape[1:]), x.dtype) if len(x) else None)
+    found: list[Any] = [None] * row.size
+    dist.all_gather_object(found, own, group=row.group)
+    readable = torch.tensor([each for mask, _, _ in found for each in mask], dtype=torch.bool)
+    unreadable = tuple(name for _, names, _ in found for name in names)
+    kinds = list(dict.fromkeys(kind for _, _, kind in found if kind is not None))
+    if len(kinds) > 1:
+        raise ValueError(f"The examples of a batch must have one shape and type; got {kinds[0]} and {kinds[1]}.")
+    if not kinds:
+        return x, readable, unreadable
+    ((shape, dtype),) = kinds
+    size = math.prod(shape) * dtype.itemsize
+    rows = x.contiguous().view(-1).view(torch.uint8).view(len(x), size)
+    if len(x) < len(own[0]):
+        rows = rows.new_zeros(len(own[0]), size).index_copy_(0, _positions(torch.tensor(own[0]), device), rows)
+    gathered = row.all_gather_rows(rows, count)
+    if not readable.all():
+        gathered = gathered[_positions(readable, device)]
+    return gathered.view(-1).view(dtype).view(-1, *shape), readable, unreadable
+
+
+def _positions(mask: Tensor, device: torch.device) -> Tensor:
+    """Where a mask on the CPU is true; a GPU would have to wait for the result."""
+    return mask.nonzero().flatten().to(device, non_blocking=True)
 
 
 def _start(loader: DataLoader[Any]) -> Iterator[Any]:

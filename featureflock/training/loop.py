@@ -199,7 +199,8 @@ class _Loop:
         started = saved - state.seconds
         key = EpochKey(recipe.seed, state.epoch)
         self._before_workers(examples)
-        for batch in examples.batches(order[state.batch :], torch.device(self.resolved.device), key):
+        rows = examples.read_by(self.mesh.members)
+        for batch in rows.batches(order[state.batch :], torch.device(self.resolved.device), key):
             self._report_unreadable(batch)
             # BatchNorm cannot train on a single example, the remainder of an epoch or of a batch of unreadable files.
             sizes = data.all_gather_int(len(batch.y))

@@ -30,7 +30,7 @@ def evaluate_examples(
     dtype = torch.float32 if device.type == "mps" else torch.float64
     totals, count = torch.zeros(len(ens) + 1, 3, dtype=dtype, device=device), 0
     with eval_mode(ens):
-        for batch in examples.batches(order, device):
+        for batch in examples.read_by(ens.mesh.members).batches(order, device):
             on_batch(batch)
             if not len(batch.y):
                 continue
