@@ -369,7 +369,7 @@ SPEED = (
     (r"WRN-16-4 × \d+: prediction, speed-up .*", "prediction with `for_inference`, relative to a plain loop"),
     (r"WRN-10-1 × 5: feature-WGD, method only", "feature-WGD's own part of a step, five small CNNs"),
     (r"low_memory, n = 20: peak memory .*", "memory of 20 members with `low_memory`, in members"),
-    (r"low_memory, n = 20: time .*", "time of a step with `low_memory`, relative to sequential"),
+    (r"low_memory, n = 20: time relative .*", "time of a step with `low_memory`, relative to sequential"),
     (r"all metrics of 76 test sets.*", "all metrics of 76 test sets"),
     (r"generating all .* corrupted images.*", "generating 750,000 corrupted images"),
 )

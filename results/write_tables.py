@@ -63,7 +63,7 @@ def step_prediction(content: dict[str, Any]) -> str:
     machine = (
         f"{content['cores']} cores of an {content['machine']['processor']}, load {content['load_before']:.1f} before"
     )
-    return f"{benchmark('step_prediction')(content)}\n\n{within}. {machine}, load {content['load_before']:.1f} before."
+    return f"{benchmark('step_prediction')(content)}\n\n{within}. {machine}."
 
 
 TABLES = (

@@ -27,8 +27,8 @@ NUMBERS = {
         "10": (f"{MLP}/nll/seeds", 1),
     },
     "docs/when_to_use.md": {
-        "0.5": ("bench.json/rows/WRN-10-1 × 5: feature-WGD, own work/value", 100),
-        "1.5": ("bench.json/rows/low_memory, n = 20: time over sequential/value", 1),
+        "0.7": ("bench.json/rows/WRN-10-1 × 5: feature-WGD, method only/value", 100),
+        "1.3": ("bench.json/rows/low_memory, n = 20: time relative to sequential/value", 1),
     },
 }
 """Page -> number in its text -> path in results/ and factor."""
