@@ -111,6 +111,7 @@ TABLES = (
     ResultTable("docs/notes/laptop_study.md", "longer", "laptop_longer.json", render.study),
     ResultTable("docs/notes/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
     ResultTable("docs/results/speed.md", "speed", "bench.json", render.speed),
+    ResultTable("docs/results/speed.md", "precision", "precision.json", render.precision),
     ResultTable("docs/notes/speed.md", "bench", "bench.json", benchmark("harness")),
     ResultTable("docs/notes/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),
     ResultTable("docs/results/sharing.md", "sharing-cost", "benchmark_sharing.json", benchmark("harness")),
