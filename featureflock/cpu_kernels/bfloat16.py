@@ -6,10 +6,11 @@ BF16 extension of Arm) differ, so a convolution and its gradients are timed.
 
 import time
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
+from featureflock.cpu_kernels.compiler import processor_info
 
 FASTER = 1.3
 """Speed-up from which bfloat16 is used."""
@@ -19,12 +20,8 @@ _ROUNDS = 5
 
 def has_bfloat16() -> bool:
     """Return whether the processor has instructions for bfloat16; False where the system has no /proc/cpuinfo."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    flags = next((line for line in lines if line.partition(":")[0].strip() in ("flags", "Features")), "")
-    return bool(_FLAGS & {*flags.split()})
+    info = processor_info()
+    return bool(_FLAGS & {*info.get("flags", info.get("Features", "")).split()})
 
 
 @cache
@@ -40,8 +37,8 @@ def bfloat16_speedup() -> float:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    make = torch.randn(32, 64, 16, 16), torch.randn(64, 64, 3, 3)
-    x, weight = (t.to(dtype=dtype, memory_format=torch.channels_last).requires_grad_() for t in make)
+    tensors = torch.randn(32, 64, 16, 16), torch.randn(64, 64, 3, 3)
+    x, weight = (t.to(dtype=dtype, memory_format=torch.channels_last).requires_grad_() for t in tensors)
     start = time.perf_counter()
     F.conv2d(x, weight, padding=1).sum().backward()
     return time.perf_counter() - start

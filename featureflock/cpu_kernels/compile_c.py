@@ -7,7 +7,6 @@ that compile at the same time do not disturb each other.
 """
 
 import ctypes
-import hashlib
 import os
 import tempfile
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from featureflock.cpu_kernels.compiler import CompilerError, compile_library, compiled_code_folder, find_compiler
+from featureflock.utils.digests import file_version, sha256
 
 
 def lanes() -> int:
@@ -47,35 +47,34 @@ def _load(name: str, lanes: int) -> Any:
     try:
         compiler = find_compiler("c")
         flags = ["-O3", "-march=native", "-fopenmp", f"-DLANES={lanes}"]
-        library = _cached(source, compiler, flags) or _compile(source, compiler, flags)
+        prefix = f"{name}-{_key(source, compiler, flags)}"
+        library = _cached(prefix) or _compile(prefix, source, compiler, flags)
         return getattr(ctypes.CDLL(str(library)), name)
     except (CompilerError, OSError, AttributeError):  # no compiler, no space, or nothing that can be loaded
         return None
 
 
-def _cached(source: Path, compiler: str, flags: list[str]) -> Path | None:
+def _cached(prefix: str) -> Path | None:
     """The library, if it has been compiled before."""
-    for library in compiled_code_folder().glob(f"{source.stem}-{_key(source, compiler, flags)}-*.so"):
+    for library in compiled_code_folder().glob(f"{prefix}-*.so"):
         if not library.is_symlink() and library.stem.endswith(_digest(library.read_bytes())):
             return library
         library.unlink(missing_ok=True)
     return None
 
 
-def _compile(source: Path, compiler: str, flags: list[str]) -> Path:
+def _compile(prefix: str, source: Path, compiler: str, flags: list[str]) -> Path:
     folder = compiled_code_folder()
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        library = Path(work, f"{source.stem}.so")
+        library = Path(work, "library.so")
         compile_library(compiler, source, library, flags)
-        name = f"{source.stem}-{_key(source, compiler, flags)}-{_digest(library.read_bytes())}.so"
-        return library.rename(folder / name)
+        return library.rename(folder / f"{prefix}-{_digest(library.read_bytes())}.so")
 
 
 def _key(source: Path, compiler: str, flags: list[str]) -> str:
-    status = os.stat(compiler)  # follows links to the program itself, which changes with its version
-    parts = [source.read_bytes(), f"{compiler} {status.st_size} {status.st_mtime_ns} {flags}".encode()]
-    return _digest(b"\0".join(parts))
+    version = file_version(os.stat(compiler))  # of the program itself, behind links
+    return _digest(b"\0".join([source.read_bytes(), f"{compiler} {version} {flags}".encode()]))
 
 
 def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+    return sha256(content)[:16]

@@ -156,12 +156,18 @@ def _last_line(output: str) -> str:
     return ([line.strip() for line in output.splitlines() if line.strip()] or [""])[-1][:300]
 
 
-def _processor() -> str:
-    """A name for this kind of processor: code that is compiled for it may not run on another one."""
+def processor_info() -> dict[str, str]:
+    """The entries of the first processor in /proc/cpuinfo; empty where the system does not have it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = [platform.processor()]
-    first = {line.partition(":")[0].strip(): line for line in reversed(lines)}
-    kind = [platform.machine(), *(first[key] for key in ("model name", "flags", "Features") if key in first)]
-    return hashlib.sha256("\n".join(kind if len(kind) > 1 else [*kind, *lines]).encode()).hexdigest()[:16]
+        return {}
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def _processor() -> str:
+    """A name for this kind of processor: code that is compiled for it may not run on another one."""
+    info = processor_info() or {"processor": platform.processor()}
+    kind = [info[key] for key in ("model name", "flags", "Features") if key in info]
+    return hashlib.sha256("\n".join([platform.machine(), *(kind or info.values())]).encode()).hexdigest()[:16]

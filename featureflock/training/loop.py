@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -96,7 +97,7 @@ def _train(
     ens = build(recipe, splits, mesh)
     parameters = parameter_count(ens)
     notes = list[str]()
-    flops = lambda: training_flops(recipe, ens, splits.train)  # noqa: E731
+    flops = cache(lambda: training_flops(recipe, ens, splits.train))
     # Rank 0 decides, as processes may measure different speeds.
     precision = mesh.on_rank_zero(lambda: resolve_precision(compute, recipe.precision, ens, flops, notes.append))
     resolved = resolve_compute(compute, precision, ens, flops, notes.append)
