@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "benchmarks")]
 
 import render  # noqa: E402
+import render_benchmarks  # noqa: E402
 
 Render = Callable[[Any], str]
 
@@ -89,7 +90,7 @@ TABLES = (
     ResultTable("docs/notes/decisions.md", "corruptions", "benchmark_corruptions.json", benchmark("corruptions")),
     ResultTable("docs/notes/decisions.md", "tabular", "benchmark_tabular.json", benchmark("tabular")),
     ResultTable("docs/guides/coming_from.md", "peers", "peers.json", benchmark("peers")),
-    ResultTable("docs/guides/coming_from.md", "peer-speed", "peer_speed.json", render.peer_speed),
+    ResultTable("docs/guides/coming_from.md", "peer-speed", "peer_speed.json", render_benchmarks.peer_speed),
     ResultTable("docs/results/methods.md", "methods", "benchmark_methods.json", benchmark("methods")),
     ResultTable("docs/results/methods.md", "two-view-digits", "two_view_digits_eight.json", render.evaluation),
     ResultTable("docs/results/methods.md", "cifar10-eight", "cifar10_eight.json", render.evaluation),
@@ -110,7 +111,7 @@ TABLES = (
     ResultTable("docs/results/reproductions.md", "severity", "laptop_severity.json", render.study),
     ResultTable("docs/notes/laptop_study.md", "longer", "laptop_longer.json", render.study),
     ResultTable("docs/notes/speed.md", "flops-to-accuracy", "to_accuracy.json", benchmark("flops_to_accuracy")),
-    ResultTable("docs/results/speed.md", "speed", "bench.json", render.speed),
+    ResultTable("docs/results/speed.md", "speed", "bench.json", render_benchmarks.speed),
     ResultTable("docs/results/speed.md", "precision", "precision.json", render.precision),
     ResultTable("docs/notes/speed.md", "bench", "bench.json", benchmark("harness")),
     ResultTable("docs/notes/speed.md", "profile", "bench_profile.json", benchmark("profile_step")),

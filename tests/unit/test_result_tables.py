@@ -69,7 +69,7 @@ def test_the_table_of_other_libraries_marks_where_ours_is_behind(module):
         row("MLP: peak memory, relative to B", [0.9], True),
     ]
     run = {"rows": rows, "clock": "cpu", "threads": 1, "load_before": 7.25, "machine": {"processor": "a CPU"}}
-    lines = module("render").peer_speed(run).splitlines()
+    lines = module("render_benchmarks").peer_speed(run).splitlines()
     assert lines[0] == "| featureflock | relative to A | relative to B |"
     assert lines[2] == "| MLP: time per step | 0.50 × [0.40, 0.70] | **1.50 ×** |"
     assert lines[3] == "| MLP: peak memory | – | 0.90 × |"
