@@ -9,9 +9,10 @@ Four tables:
     projected       time of a step and memory of large ensembles on GPUs, from the equation and the assumed rates
                     of cost_model.py: nothing here is measured
     times           steps of feature-WGD: the fraction of a step spent in collectives, including waiting for slower
-                    processes; the time of the same collectives alone, each after a barrier; gathering features member
-                    by member while the next is computed, relative to one gather at the end; latency and bandwidth, and
-                    the traffic on the loopback interface meanwhile (of all programs)
+                    processes; the time of the same collectives alone, each after a barrier; a step in which layer and
+                    head are divided along the members axis, relative to one in which every process computes them
+                    whole; latency and bandwidth, and the traffic on the loopback interface meanwhile (of all
+                    programs)
 
 Bytes that each process passes to collectives in a step, on a mesh of M × D (members × data) processes:
 
@@ -59,11 +60,11 @@ import torch
 import torch.distributed as dist
 from cost_model import GPU, Sizes, projected
 from harness import progress, ratios, row, write_json
-from torch import Tensor, nn
+from torch import Tensor
 
 from featureflock.cpu_kernels.malloc import reuse_freed_memory
 from featureflock.data import CustomData
-from featureflock.distributed.mesh import Axis, Mesh, join_mesh
+from featureflock.distributed.mesh import join_mesh
 from featureflock.distributed.shape import MeshShape
 from featureflock.ensemble import ensemble
 from featureflock.ensemble.ensemble import Ensemble
@@ -168,15 +169,13 @@ def times(quick: bool) -> list[dict[str, Any]]:
         progress(f"  {name} on {M} × {D}")
         results = together(M * D, _time, network, 4, rounds, MeshShape(M, D, timeout=120))
         for label, key in (("in collectives, including waiting", "inside"), ("the same collectives alone", "alone")):
-            each = [[r["as it is"][i] for r in results] for i in range(rounds)]
+            each = [[r["divided"][i] for r in results] for i in range(rounds)]
             fractions = [mean(r[key] / r["step"] for r in ranks) for ranks in each]
             steps = [max(r["step"] for r in ranks) for ranks in each]
             rows.append(row(f"{name}, {M} × {D}: {label}", fractions, unit="of a step", seconds_of_a_step=steps))
         if M > 1:
-            ends = [
-                [max(r[way][i]["step"] for r in results) for i in range(rounds)] for way in ("at once", "at the end")
-            ]
-            rows.append(row(f"{name}, {M} × {D}: gather per member, time relative to one gather", ratios(*ends)))
+            ways = [[max(r[way][i]["step"] for r in results) for i in range(rounds)] for way in ("divided", "whole")]
+            rows.append(row(f"{name}, {M} × {D}: divided layer and head, time relative to whole", ratios(*ways)))
     for processes in (2,) if quick else (2, 4):
         progress(f"  latency and bandwidth of {processes} processes")
         results = together(processes, _transfer, rounds, MeshShape(processes, timeout=120))
@@ -300,7 +299,7 @@ def _purpose(group: Any) -> tuple[str, str]:
         match frame.f_code.co_qualname:
             case "_grams":
                 return "n × n sums", "all" if group is dist.group.WORLD else "data"
-            case "Axis.all_gather_rows" | "_early.<locals>.start":
+            case "Axis.all_gather_rows":
                 return "gather", "members"
             case "Mesh.average_gradient.<locals>.<lambda>":
                 return "gradients", "data"
@@ -356,7 +355,9 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
     with join_mesh(shape) as mesh:
         state = initial_state(Recipe(method=method), compute.prepare(ens.shard(mesh)))
         x, y = compute.inputs(x[mesh.data.local_slice(BATCH)]), y[mesh.data.local_slice(BATCH)]
-        ways = ["as it is", *(["at the end", "at once"] if mesh.members.size > 1 else [])]
+        ways = {"divided": nullcontext}
+        if mesh.members.size > 1:
+            ways["whole"] = partial(patch.object, ensemble, "can_divide", lambda *_: False)
         results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
 
         def step() -> None:
@@ -366,11 +367,8 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
             state.optimisers[0].step()
 
         for i in range(-2, rounds):
-            for way in random.Random(i).sample(ways, len(ways)):
-                undivided = (
-                    nullcontext() if way == "as it is" else patch.object(ensemble, "can_divide", lambda *_: False)
-                )
-                with undivided, _early(ens, mesh, way == "at once"), recorded() as calls:
+            for way in random.Random(i).sample([*ways], len(ways)):
+                with ways[way](), recorded() as calls:
                     dist.monitored_barrier()
                     start = time.perf_counter()
                     step()
@@ -382,42 +380,6 @@ def _time(model: ModelConfig, n: int, rounds: int, shape: MeshShape) -> dict[str
                 if i >= 0:
                     results[way].append({"step": took, "inside": sum(t.seconds for t in calls), "alone": alone})
     return results
-
-
-@contextmanager
-def _early(ens: Ensemble, mesh: Mesh, on: bool) -> Iterator[None]:
-    """Send each member's features as soon as they are computed, while the next member is running."""
-    if not on:
-        yield
-        return
-    started: list[tuple[Any, list[Tensor]]] = []
-
-    def start(module: nn.Module, inputs: Any, features: Tensor) -> None:
-        received = [torch.empty_like(features) for _ in range(mesh.members.size)]
-        started.append((dist.all_gather(received, features.detach(), mesh.members.group, async_op=True), received))
-
-    handles = [m.register_forward_hook(start) for m in ens._local(ens.extractors)]
-    ens._gather = lambda parts, name: _Early.apply(mesh.members, started, *parts)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del ens._gather
-        for handle in handles:
-            handle.remove()
-
-
-class _Early(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, axis: Axis, started: list[tuple[Any, list[Tensor]]], *parts: Tensor) -> Tensor:
-        ctx.rank = axis.rank
-        for work, _ in started:
-            work.wait()
-        return torch.stack([received[r] for r in range(axis.size) for _, received in started])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        here = len(ctx.needs_input_grad) - 2
-        return None, None, *grad[ctx.rank * here : (ctx.rank + 1) * here]
 
 
 def _transfer(rounds: int, shape: MeshShape) -> dict[tuple[str, int], list[tuple[float, int]]]:

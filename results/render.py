@@ -362,10 +362,12 @@ def _head(metric: Metric) -> str:
 
 
 def precision(results: dict[str, Any]) -> str:
-    """bfloat16 and float32, and their paired differences."""
-    metrics = [find_metric(key) for key in results["differences"]]
-    means = _means([*results["means"].values()], metrics)
-    rows = [[name, *cells] for name, cells in zip(results["means"], means, strict=True)]
-    rows.append(["difference", *(_difference(metric, results["differences"][metric.key]) for metric in metrics)])
+    """bfloat16 and float32, and their paired differences, for each network."""
+    rows = []
+    for name, network in results["networks"].items():
+        metrics = [find_metric(key) for key in network["differences"]]
+        means = _means([*network["means"].values()], metrics)
+        rows += [[f"{name}, {precision}", *cells] for precision, cells in zip(network["means"], means, strict=True)]
+        rows.append(["difference", *(_difference(metric, network["differences"][metric.key]) for metric in metrics)])
     note = f"Mean ± standard deviation over {len(results['seeds'])} seeds; paired differences with 95 % intervals."
     return f"{markdown(['', *map(_head, metrics)], rows)}\n\n{note}"

@@ -240,6 +240,9 @@ def stacked(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
 def eval_mode(module: nn.Module) -> Iterator[None]:
     """Switch to eval mode temporarily; afterwards each submodule has its previous mode."""
     modes = [(m, m.training) for m in module.modules()]
+    if not any(training for _, training in modes):
+        yield
+        return
     module.eval()
     try:
         yield
