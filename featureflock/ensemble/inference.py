@@ -8,6 +8,7 @@ output of another convolution:
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +36,7 @@ def optimised(ens: "Ensemble", compile: bool | None) -> "Ensemble":
     extractors = ens.extractors if in_one else nn.ModuleList(map(fold_batch_norm, ens.extractors))
     trunk = None if ens.trunk is None else fold_batch_norm(ens.trunk)
     fast = type(ens)(extractors, heads or fold_batch_norm(ens.head), trunk=trunk)
+    _share_classes(fast.compiled_modules())
     fast.copy_task(ens)
     fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     available = device.type in ("cpu", "cuda")
@@ -52,8 +54,8 @@ def optimised(ens: "Ensemble", compile: bool | None) -> "Ensemble":
 def fold_batch_norm(module: nn.Module) -> nn.Module:
     """Return a module in eval mode, with every BatchNorm that directly follows a convolution folded into it.
 
-    The result shares the other weights with the input. A module that torch.fx cannot trace, for example because its
-    control flow depends on its input, is returned unchanged.
+    The result shares the other weights with the input. A module without such a BatchNorm is returned unchanged, and so
+    is one that torch.fx cannot trace, for example because its control flow depends on its input.
     """
     try:
         traced = fx.symbolic_trace(module)
@@ -61,7 +63,7 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         return module
     modules = dict(traced.named_modules())
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    times = Counter(node.target for node in calls)
+    times, folded = Counter(node.target for node in calls), False
     for node in calls:
         previous = node.args[0] if node.args else None
         if not isinstance(previous, fx.Node) or previous.op != "call_module" or len(previous.users) > 1:
@@ -74,6 +76,17 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
         traced.set_submodule(str(previous.target), fused)
         node.replace_all_uses_with(previous)
         traced.graph.erase_node(node)
+        folded = True
+    if not folded:
+        return module
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
+
+
+def _share_classes(modules: Sequence[nn.Module]) -> None:
+    """Give traced modules with the same code the same class, for which torch.compile makes one graph, not one each."""
+    classes: dict[str, type[fx.GraphModule]] = {}
+    for module in modules:
+        if isinstance(module, fx.GraphModule):
+            module.__class__ = classes.setdefault(module.code, type(module))

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import featureflock as ff
 from featureflock.ensemble.inference import fold_batch_norm
-from featureflock.models import CifarResNetConfig, FastCNNConfig, WideResNetConfig
+from featureflock.models import CifarResNetConfig, FastCNNConfig, MLPConfig, WideResNetConfig
 
 
 def trained(architecture, members: int = 3, shared: bool = True) -> tuple[ff.Ensemble, torch.Tensor]:
@@ -48,6 +48,23 @@ def test_probabilities_are_the_same_after_folding(architecture, left, shared):
     assert not any(p.requires_grad for p in fast.parameters())
     assert ens.training
     assert_close(ens.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("architecture", [MLPConfig((4,)), CifarResNetConfig(8)])
+def test_all_members_are_compiled_in_one_graph(monkeypatch, architecture):
+    """PyTorch stops compiling at the ninth graph of a function."""
+    graphs = []
+
+    def compile_fx(graph, inputs, **options):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    monkeypatch.setattr("featureflock.ensemble.inference.compiler_problem", lambda device: None)
+    ens, x = trained(architecture, members=10)
+    fast = ens.for_inference()
+    assert_close(fast.predict(x), ens.predict(x), rtol=0, atol=1e-5)
+    assert len(graphs) == 1
 
 
 def test_training_does_not_change_the_copy():
