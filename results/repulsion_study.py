@@ -59,7 +59,7 @@ def _repulsions(*points: tuple[float, tuple[float, ...]]) -> list[dict[str, tupl
     return [{"method.prior.precision": (precision,), "method.repulsion": values} for precision, values in points]
 
 
-CIFAR100 = (1.5e-3, (10.0, 5.0)), (5e-3, (10.0, 5.0)), (3e-4, (10.0, 20.0)), (1e-4, (10.0, 20.0)), (3e-5, (20.0,))
+CIFAR100 = (1.5e-3, (10.0, 5.0)), (5e-3, (10.0, 5.0)), (3e-4, (10.0, 20.0)), (1e-4, (10.0, 20.0))
 _FASHION = {"budget": 12, "seeds": 2, "held_out": 10_000, "corrupted_examples": 1_000}
 SEARCHES = {
     "fashion-mlp": Search("repulsion-fashion-mnist-mlp", {}, _FASHION, {}),

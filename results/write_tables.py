@@ -119,13 +119,9 @@ TABLES = (
     ResultTable("docs/results/sharing.md", "sharing", "sharing.json", benchmark("sharing_quality")),
     *(
         ResultTable(
-            "docs/results/scaling.md", f"communication-{name}", "benchmark_communication.json", benchmark(module, key)
+            "docs/results/scaling.md", f"communication-{key}", "benchmark_communication.json", benchmark(module, key)
         )
-        for name, module, key in (
-            ("counted", "communication", "counted"),
-            ("configurations", "communication", "settings"),
-            ("times", "harness", "times"),
-        )
+        for key, module in (("counted", "communication"), ("configurations", "communication"), ("times", "harness"))
     ),
     ResultTable("docs/results/scaling.md", "step-prediction", "step_prediction.json", step_prediction),
     ResultTable(
