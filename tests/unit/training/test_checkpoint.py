@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,10 @@ def test_tensors_that_share_memory_are_stored_separately(tmp_path):
     tensors = {"a": weight, "tied": weight, "row": weight[1], "empty": torch.zeros(0), "transposed": weight.T}
     write(tmp_path, 1, Checkpoint(tensors, metadata(1)))
     assert same(read_newest(tmp_path)[0].tensors, tensors)
+
+
+def test_only_training_imports_checkpoints():
+    """The import takes half a second."""
+    code = "import sys, featureflock.training, featureflock.evaluation as e; assert e.evaluate_runs"
+    code += "; assert not {'torch.distributed.checkpoint', 'sympy'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
