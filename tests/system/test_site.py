@@ -115,12 +115,10 @@ def test_main_pages_in_a_browser(browser, site, tmp_path, width, dark):
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth && i.alt)"), name
-        image = page.screenshot()
-        assert len(image) > 10_000
+        assert page.evaluate("document.querySelector('article').innerText.length") > 200, name
         if SCREENSHOTS:
             kind = f"{'phone' if width < 600 else 'desktop'}-{'dark' if dark else 'light'}"
-            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-            Path(SCREENSHOTS, f"{name.replace('/', '-')}-{kind}.png").write_bytes(image)
+            page.screenshot(path=Path(SCREENSHOTS, f"{name.replace('/', '-')}-{kind}.png"))
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 300) == dark
     page.context.close()
