@@ -16,7 +16,7 @@ Shapes: n members, p = n(n − 1)/2 pairs of them, B examples, H features, C cla
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -47,13 +47,21 @@ class Discriminators(nn.Module):
     first: Tensor
     second: Tensor
 
-    def forward(self, z_nbh: Tensor, other_nbh: Tensor, y_b: Tensor) -> Tensor:
-        """Logits w (p, B), from features `z_nbh` of the first and `other_nbh` of the second member of each pair."""
-        z = torch.cat([z_nbh[self.first], other_nbh[self.second]], -1).to(self.embedding.dtype)
-        a = torch.cat([z, self.embedding[:, y_b]], -1)
-        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            a = torch.baddbmm(bias, a if k == 0 else F.leaky_relu(a, _SLOPE), weight)
-        return a.squeeze(-1)
+    def forward(self, z_nbh: Tensor, partner_b: Tensor, y_b: Tensor) -> Tensor:
+        """Logits w (2, p, B): of the positives z_i(x), z_j(x) and of the negatives z_i(x), z_j(x'), x' = x[partner_b].
+
+        The first layer is the sum of three matrix products. They are the same for positives and negatives, so each is
+        computed once for all x or classes.
+        """
+        z_nbh, sizes = z_nbh.to(self.embedding.dtype), (z_nbh.shape[-1], z_nbh.shape[-1], _EMBEDDING)
+        of_first, of_second, of_class = self.weights[0].split(sizes, 1)
+        a = torch.bmm(z_nbh[self.first], of_first)
+        a = a + torch.baddbmm(self.biases[0], self.embedding, of_class)[:, y_b]
+        b = torch.bmm(z_nbh[self.second], of_second)
+        w = torch.cat([a + b, a + b[:, partner_b]], 1)
+        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
+            w = torch.baddbmm(bias, F.leaky_relu(w, _SLOPE), weight)
+        return w.view(len(w), 2, len(y_b)).transpose(0, 1)
 
 
 class DiscriminatorOutput(NamedTuple):
@@ -80,17 +88,15 @@ class DiscriminatorOutput(NamedTuple):
 
 
 def discriminate(
-    discriminators: Callable[[Tensor, Tensor, Tensor], Tensor], z_nbh: Tensor, y_b: Tensor
+    discriminators: Callable[[Tensor, Tensor, Tensor], Iterable[Tensor]], z_nbh: Tensor, y_b: Tensor
 ) -> DiscriminatorOutput:
     """Apply discriminators to the positives and negatives of one batch."""
     partner_b, paired_b = partners(y_b)
     with torch.autocast(z_nbh.device.type, enabled=False):
-        # Positives and negatives in one call, which is faster than two.
-        w_p2b = discriminators(z_nbh.repeat(1, 2, 1), torch.cat([z_nbh, z_nbh[:, partner_b]], 1), y_b.repeat(2))
-    w_p2b = w_p2b.to(torch.promote_types(w_p2b.dtype, torch.float32))
-    weight_b = paired_b.to(w_p2b.dtype) / paired_b.sum().clamp_min(1)
-    positive_pb, negative_pb = w_p2b.chunk(2, -1)
-    return DiscriminatorOutput(positive_pb, negative_pb, weight_b)
+        positive_pb, negative_pb = discriminators(z_nbh, partner_b, y_b)
+    dtype = torch.promote_types(positive_pb.dtype, torch.float32)
+    weight_b = paired_b.to(dtype) / paired_b.sum().clamp_min(1)
+    return DiscriminatorOutput(positive_pb.to(dtype), negative_pb.to(dtype), weight_b)
 
 
 def partners(y_b: Tensor) -> tuple[Tensor, Tensor]:

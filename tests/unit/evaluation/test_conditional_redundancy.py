@@ -42,10 +42,10 @@ def test_discriminators_are_one_perceptron_for_each_pair():
     torch.manual_seed(0)
     n, b, h, classes = 4, 9, 5, 3
     stacked = Discriminators(n, h, classes)
-    z, other, y = torch.randn(n, b, h), torch.randn(n, b, h), torch.randint(classes, (b,))
+    z, partner, y = torch.randn(n, b, h), torch.randperm(b), torch.randint(classes, (b,))
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    found = stacked(z, other, y)
-    assert found.shape == (6, b)
+    positive, negative = stacked(z, partner, y)
+    assert positive.shape == negative.shape == (6, b)
     for p, (i, j) in enumerate(pairs):
         layers: list[nn.Module] = []
         for weight, bias in zip(stacked.weights, stacked.biases, strict=True):
@@ -56,14 +56,19 @@ def test_discriminators_are_one_perceptron_for_each_pair():
         assert [m.out_features for m in alone if isinstance(m, nn.Linear)] == [256, 256, 100, 1]
         embedded = F.embedding(y, stacked.embedding[p])
         assert embedded.shape == (b, 64)
-        assert_close(found[p], alone(torch.cat([z[i], other[j], embedded], -1))[:, 0], rtol=1e-4, atol=1e-5)
+        for found, other in ((positive, z[j]), (negative, z[j, partner])):
+            assert_close(found[p], alone(torch.cat([z[i], other, embedded], -1))[:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_positives_are_one_example_and_negatives_two_of_a_class():
     """With a discriminator that encodes its two arguments."""
     y = torch.tensor([0, 1, 0, 2, 1, 0])
     z = torch.stack([torch.arange(6.0), 100 * torch.arange(6.0)])[..., None]
-    outputs = discriminate(lambda a, b, labels: (a[0] + b[1]).T + 1000 * labels, z, y)
+
+    def encode(z: torch.Tensor, partner: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        return [(z[0] + second).T + 1000 * labels for second in (z[1], z[1, partner])]
+
+    outputs = discriminate(encode, z, y)
     assert outputs.positive.tolist() == [[101 * b + 1000 * int(y[b]) for b in range(6)]]
     other = [2, 4, 5, 3, 1, 0]
     assert outputs.negative.tolist() == [[b + 100 * other[b] + 1000 * int(y[b]) for b in range(6)]]
@@ -109,10 +114,13 @@ def test_with_the_true_ratio_of_densities_the_bound_is_the_information(rho):
     z, y = correlated(rho, h, b)
     means = torch.stack([z[:, y == label].mean(1) for label in range(5)], 1)
 
-    def log_ratio(first: torch.Tensor, second: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        a, c = first[0] - means[0, labels], second[1] - means[1, labels]
-        square = rho**2 * (a**2 + c**2) - 2 * rho * a * c
-        return (-0.5 * math.log(1 - rho**2) - square / (2 * (1 - rho**2))).sum(-1)[None]
+    def log_ratio(z: torch.Tensor, partner: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        ratios = []
+        for second in (z[1], z[1, partner]):
+            a, c = z[0] - means[0, labels], second - means[1, labels]
+            square = rho**2 * (a**2 + c**2) - 2 * rho * a * c
+            ratios.append((-0.5 * math.log(1 - rho**2) - square / (2 * (1 - rho**2))).sum(-1)[None])
+        return ratios
 
     found = discriminate(log_ratio, z, y).information(tau=100.0)
     assert found.item() == pytest.approx(information(rho, h), abs=0.02)
