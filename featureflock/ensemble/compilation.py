@@ -53,6 +53,14 @@ def compile_modules(
         module._compiled_call_impl = _Call(compilation, module, compiled)
 
 
+def gain_from_compilation(modules: Sequence[nn.Module], device: torch.device) -> bool:
+    """False for networks of linear layers on a CPU: five MLPs 512-512 take 30 ms per step if compiled, 25 ms if not."""
+    of_linear = all(
+        type(m) is nn.Linear or not [*m.parameters(recurse=False)] for module in modules for m in module.modules()
+    )
+    return device.type != "cpu" or not of_linear
+
+
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The call of any module. `Module.compile` would skip those of PyTorch itself, such as nn.Sequential."""
     return module._call_impl(*args, **kwargs)

@@ -345,8 +345,8 @@ class Ensemble(TaskState):
         Members in one network stay in one network, with its memory, and their BatchNorm is not folded.
 
         Args:
-            compile: use torch.compile, at the first call for each shape of x (seconds). None for CPUs and CUDA GPUs,
-                with a warning where the compiler does not work; True raises ValueError there.
+            compile: use torch.compile, at the first call for each shape of x (seconds). None where it is faster: CUDA
+                GPUs, and CPUs except for MLPs. If the compiler does not work, None warns and True raises ValueError.
         """
         return optimised(self, compile)
 

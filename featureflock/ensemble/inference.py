@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from featureflock.cpu_kernels.compiler import compiler_problem
 from featureflock.cpu_kernels.replace_convolutions import kernels_problem
-from featureflock.ensemble.compilation import compile_modules, warn
+from featureflock.ensemble.compilation import compile_modules, gain_from_compilation, warn
 from featureflock.ensemble.sharing import SharedMembers
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def optimised(ens: "Ensemble", compile: bool | None) -> "Ensemble":
     _share_classes(fast.compiled_modules())
     fast.copy_task(ens)
     fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if compile is None and not gain_from_compilation(fast.compiled_modules(), device):
+        compile = False
     available = device.type in ("cpu", "cuda")
     problem = compiler_problem(device.type) if available and compile is not False else None
     if problem is not None and compile:

@@ -14,20 +14,27 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Self, TypedDict, cast
+from typing import Any, NotRequired, Protocol, Self, TypedDict, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from featureflock.distributed.mesh import SINGLE_PROCESS, Mesh
-from featureflock.training.checkpoint_storage import INDEX, Index, Reader, Writer, empty_tensor, read_index, sync_folder
+from featureflock.training.checkpoint_storage import (
+    INDEX,
+    Index,
+    copied,
+    empty_tensor,
+    read_index,
+    read_tensors,
+    sync_folder,
+    temporary_folder,
+    write_index,
+    write_tensors,
+)
 from featureflock.training.run_folder import History
 from featureflock.utils.files import check_regular, working_folder
 from featureflock.utils.json_files import check_json
@@ -61,17 +68,25 @@ class Checkpoint:
     metadata: Metadata
 
 
+class _Pending(Protocol):
+    """A checkpoint that is being written in the background."""
+
+    def result(self) -> object:
+        """Wait until it is complete; raise the error if it has failed."""
+
+
 class CheckpointWriter:
     """Writes the checkpoints of a run in the background, one at a time. The context ends when the last is written."""
 
     def __init__(self, folder: Path, mesh: Mesh = SINGLE_PROCESS) -> None:
         self.folder, self.group = folder, mesh.storage_group
-        self._writer: Writer | None = None
-        self._future: Future[Any] | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
 
     def write(self, step: int, checkpoint: Checkpoint) -> None:
         """Copy the tensors of this process, and start to write the checkpoint of a step; all processes call this."""
         self.wait()
+        metadata = cast(dict[str, Any], checkpoint.metadata)
 
         def commit(complete: Path) -> None:
             final = self.folder / f"checkpoint-{step:09d}"
@@ -84,32 +99,29 @@ class CheckpointWriter:
                 for old in checkpoint_paths(self.folder)[:-2]:
                     os.replace(old, aside / old.name)
 
-        self._writer = Writer(self.folder, cast(dict[str, Any], checkpoint.metadata), commit)
-        self._future = async_save(  # type: ignore[assignment]
-            checkpoint.tensors,
-            storage_writer=self._writer,
-            planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            process_group=self.group,
-            no_dist=self.group is None,
-        )
+        def write_alone(tensors: dict[str, Tensor]) -> None:
+            with temporary_folder(self.folder) as partial:
+                write_index(partial, metadata, write_tensors(partial / "0.safetensors", tensors))
+                commit(partial)
+
+        if self.group is None:
+            self._pending = self._thread.submit(write_alone, copied(checkpoint.tensors))
+        else:
+            from featureflock.training.checkpoint_mesh import PendingCheckpoint
+
+            self._pending = PendingCheckpoint(self.folder, checkpoint.tensors, metadata, commit, self.group)
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete; raise the error of any process that has failed."""
-        if self._future is None or self._writer is None:
-            return
-        future, writer = self._future, self._writer
-        self._future = self._writer = None
-        with contextlib.closing(writer):
-            try:
-                future.result()
-            except CheckpointException as error:
-                raise _first_failure(error) from None
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+        with self._thread, contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
             self.wait()
 
 
@@ -174,24 +186,19 @@ def _read(path: Path, index: Index, mesh: Mesh, wanted: Callable[[str], bool]) -
         raise ValueError(f"{text}; not every host sees its checkpoint.")
     tensors = {name: empty_tensor(entry) for name, entry in index["tensors"].items() if wanted(name)}
     try:
-        load(
-            tensors,
-            storage_reader=Reader(path, index),
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            process_group=mesh.storage_group,
-            no_dist=mesh.storage_group is None,
-        )
-    except CheckpointException as error:
-        reason = _first_failure(error)
-        if isinstance(reason, OSError | MemoryError) and not isinstance(reason, FileNotFoundError):
-            raise reason from None
+        if mesh.storage_group is None:
+            read_tensors(path, index, tensors)
+        else:
+            from featureflock.training.checkpoint_mesh import read_by_all
+
+            read_by_all(path, index, tensors, mesh.storage_group)
+    except FileNotFoundError:
+        return None
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # of readers, which raise many kinds of errors
         return None
     return Checkpoint(tensors, cast(Metadata, index["metadata"]))
-
-
-def _first_failure(error: CheckpointException) -> BaseException:
-    """The error of the first process that failed."""
-    return error.failures[min(error.failures)][0]
 
 
 def _free_name(path: Path) -> Path:

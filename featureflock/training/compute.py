@@ -19,7 +19,7 @@ from featureflock.cpu_kernels.compiler import compiler_problem
 from featureflock.cpu_kernels.replace_convolutions import kernels_problem
 from featureflock.distributed.env import launched_by_torchrun
 from featureflock.distributed.shape import MeshShape
-from featureflock.ensemble.compilation import Report, compile_modules, warn
+from featureflock.ensemble.compilation import Report, compile_modules, gain_from_compilation, warn
 from featureflock.ensemble.ensemble import Ensemble
 from featureflock.ensemble.execution import Execution
 from featureflock.training.recipe import Precision
@@ -40,7 +40,7 @@ class ComputeConfig:
     """Store images in the channels_last memory format; auto: if the network has convolutions."""
     compile: Switch = "auto"
     """Compile the members with torch.compile, one graph for all; auto: if the run is long enough to save time, not for
-    bfloat16 on a CPU, where it is not faster, and not where the compiler does not work."""
+    bfloat16 and MLPs on a CPU, where it is not faster, and not where the compiler does not work."""
     cpu_kernels: Switch = "auto"
     """Compute 3×3 convolutions of compiled members on a CPU with featureflock's own C kernels; auto: where they are
     faster."""
@@ -166,7 +166,8 @@ def resolve_compute(
     if compute.compile == "on" and compute.execution != "sequential":
         raise ValueError(f"--compile on does not work with --execution {compute.execution}; leave one of them out.")
     compile = compute.compile == "on"
-    pays = not (device.type == "cpu" and precision == "bfloat16")
+    slower = device.type == "cpu" and precision == "bfloat16"
+    pays = not slower and gain_from_compilation(ens.compiled_modules(), device)
     if compute.compile == "auto" and compute.execution == "sequential" and pays:
         compile = device.type in _COMPILE_FLOPS and flops() > _COMPILE_FLOPS[device.type]
     problem = compiler_problem(device.type) if compile and device.type in ("cpu", "cuda") else None

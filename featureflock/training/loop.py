@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from featureflock.distributed.mesh import Mesh, join_mesh
 from featureflock.ensemble.sharded_saving import save_sharded
 from featureflock.methods.base import check_loss_output
 from featureflock.training.build import build, parameter_count, training_flops
+from featureflock.training.checkpoint import CheckpointWriter
 from featureflock.training.compute import (
     ComputeConfig,
     ResolvedCompute,
@@ -43,9 +44,6 @@ from featureflock.training.signals import TrainingInterrupted, deferred_signals
 from featureflock.training.state import TrainingState, initial_state, non_finite_members, restore_newest
 from featureflock.training.validation import DivergenceError, evaluate_examples
 from featureflock.utils.provenance import provenance
-
-if TYPE_CHECKING:
-    from featureflock.training.checkpoint import CheckpointWriter
 
 
 def train(
@@ -84,9 +82,6 @@ def train(
 def _train(
     recipe: Recipe, run: RunFolder, compute: ComputeConfig, resume: bool, reporter: Reporter, mesh: Mesh
 ) -> Result:
-    # Imported here because torch.distributed.checkpoint takes half a second, and other commands do not need it.
-    from featureflock.training.checkpoint import CheckpointWriter
-
     recipe_json = recipe.to_json()
     if differences := recipe_differences(recipe_json, mesh.on_rank_zero(lambda: recipe_json)):
         raise ValueError(f"This process was started with another recipe than rank 0: {'; '.join(differences)}.")
@@ -185,7 +180,7 @@ class _Loop:
     reporter: Reporter
     signals: list[int]
     mesh: Mesh
-    writer: "CheckpointWriter"
+    writer: CheckpointWriter
     _saved_step: int = 0
     """Step of the last checkpoint."""
     _averages: tuple[float, float] = (0.0, 0.0)

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from featureflock.ensemble.ensemble import Ensemble
+from featureflock.training.checkpoint import Checkpoint, Metadata, read_newest
 from featureflock.training.recipe import Recipe, recipe_differences
 from featureflock.training.run_folder import History, RunFolder
-
-if TYPE_CHECKING:
-    from featureflock.training.checkpoint import Checkpoint
 
 _PROGRESS = ("epoch", "batch", "step", "seconds", "unreadable")
 
@@ -43,10 +41,8 @@ class TrainingState:
         groups = [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
         return {p: optimiser.state[p] for optimiser, group in groups for p in group["params"]}
 
-    def checkpoint(self, identity: dict[str, Any]) -> "Checkpoint":
+    def checkpoint(self, identity: dict[str, Any]) -> Checkpoint:
         """Return the state as a checkpoint, with the identity of the run in its metadata."""
-        from featureflock.training.checkpoint import Checkpoint, Metadata
-
         tensors = {f"ensemble/{name}": tensor for name, tensor in self.ens.state_dict().items()}
         optimiser_state = self.optimiser_state()
         for name, parameter in self.ens.named_parameters():
@@ -68,7 +64,7 @@ class TrainingState:
 
         return is_needed
 
-    def restore(self, checkpoint: "Checkpoint") -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint. Tensors take the memory format that the ensemble has now."""
         tensors = checkpoint.tensors
         of_ensemble = {path: t for path, t in tensors.items() if path.startswith("ensemble/")}
@@ -90,8 +86,6 @@ def restore_newest(run: RunFolder, state: TrainingState, identity: dict[str, Any
 
     All processes call this; `identity` is that of the run that is to be resumed.
     """
-    from featureflock.training.checkpoint import read_newest
-
     checkpoint, messages = read_newest(run.checkpoints, state.ens.mesh, state.needed())
     if checkpoint is None:
         return None, messages

@@ -50,7 +50,7 @@ def test_probabilities_are_the_same_after_folding(architecture, left, shared):
     assert_close(ens.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("architecture", [MLPConfig((4,)), CifarResNetConfig(8)])
+@pytest.mark.parametrize("architecture", [WideResNetConfig(10, 1), CifarResNetConfig(8)])
 def test_all_members_are_compiled_in_one_graph(monkeypatch, architecture):
     """PyTorch stops compiling at the ninth graph of a function."""
     graphs = []
@@ -65,6 +65,15 @@ def test_all_members_are_compiled_in_one_graph(monkeypatch, architecture):
     fast = ens.for_inference()
     assert_close(fast.predict(x), ens.predict(x), rtol=0, atol=1e-5)
     assert len(graphs) == 1
+
+
+def test_linear_layers_are_not_compiled_on_a_cpu():
+    ens, x = trained(MLPConfig((4,)))
+    fast = ens.for_inference()
+    assert all(m._compiled_call_impl is None for m in fast.compiled_modules())
+    assert_close(fast.predict(x), ens.predict(x), rtol=0, atol=1e-6)
+    forced = ens.for_inference(compile=True)
+    assert all(m._compiled_call_impl is not None for m in forced.compiled_modules())
 
 
 def test_training_does_not_change_the_copy():

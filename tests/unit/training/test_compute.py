@@ -48,16 +48,29 @@ def test_long_runs_are_compiled_but_not_in_bfloat16_on_a_cpu(monkeypatch, device
     monkeypatch.setattr("featureflock.training.compute.compiler_problem", lambda device: None)
     monkeypatch.setattr("featureflock.training.compute.resolve_device", torch.device)  # which refuses meta
     monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9, "meta": 1e9})
-    ens = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer())
+    ens = Ensemble([nn.Conv1d(2, 2, 1)], nn.Linear(2, 2), ParticleLayer())
     config = ComputeConfig(device=device, compile=compile)
     assert resolve_compute(config, precision, ens, lambda: 1e10).compile is compiled
     assert resolve_compute(config, precision, ens, lambda: 1e8).compile is (compile == "on")
 
 
+@pytest.mark.parametrize(
+    ("device", "compile", "compiled"), [("cpu", "auto", False), ("cpu", "on", True), ("meta", "auto", True)]
+)
+def test_linear_layers_are_not_compiled_on_a_cpu(monkeypatch, device, compile, compiled):
+    monkeypatch.setattr("featureflock.training.compute.compiler_problem", lambda device: None)
+    monkeypatch.setattr("featureflock.training.compute.resolve_device", torch.device)
+    monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9, "meta": 1e9})
+    ens = Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.ReLU())], nn.Linear(2, 2), ParticleLayer())
+    assert (
+        resolve_compute(ComputeConfig(device=device, compile=compile), "float32", ens, lambda: 1e10).compile is compiled
+    )
+
+
 def test_a_compiler_that_does_not_work_is_reported_or_refused(monkeypatch):
     monkeypatch.setattr("featureflock.training.compute.compiler_problem", lambda device: "g++ did not finish")
     monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 1e9})
-    ens, notes = Ensemble([nn.Linear(2, 2)], nn.Linear(2, 2), ParticleLayer()), []
+    ens, notes = Ensemble([nn.Conv1d(2, 2, 1)], nn.Linear(2, 2), ParticleLayer()), []
     assert not resolve_compute(ComputeConfig(), "float32", ens, lambda: 1e10, notes.append).compile
     assert notes == ["Computing without compilation, because g++ did not finish."]
     assert not resolve_compute(ComputeConfig(), "float32", ens, lambda: 1e8, notes.append).compile
