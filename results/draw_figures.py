@@ -7,7 +7,8 @@ It is images/class-activation-maps.png of `featureflock reproduce cam-similarity
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
+SIZE_PANELS = {"accuracy": ("accuracy, %", 100), "nll": ("NLL", 1), "corrupted_nll": ("NLL, corrupted images", 1)}
 COLOURS = ("#8a8f98", "#3b6fb6", "#d9b44a", "#e0873a", "#b3262e")
 
 
@@ -97,18 +99,19 @@ def single_views(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def ensemble_sizes(results: dict[str, Any]) -> Figure:
-    """Accuracy and NLL by the number of members, with the standard deviation over seeds."""
-    figure = _figure(8, 3)
-    for axes, key, title, factor in zip(
-        figure.subplots(1, 2), ("accuracy", "nll"), ("accuracy, %", "NLL"), (100, 1), strict=True
-    ):
+def ensemble_sizes(results: dict[str, Any], keys: Sequence[str] = ("accuracy", "nll")) -> Figure:
+    """Metrics by the number of members, with the standard deviation over seeds."""
+    figure = _figure(4 * len(keys), 3)
+    for axes, key in zip(figure.subplots(1, len(keys)), keys, strict=True):
+        title, factor = SIZE_PANELS[key]
         for method, colour in (("Deep Ensembles", COLOURS[1]), ("feature-WGD", COLOURS[4])):
-            rows = [row for row in results["rows"] if row["title"] == method]
+            rows = [row for row in results["rows"] if row["title"].partition(" ×")[0] == method]
             means, sds = ([factor * row["ours"][key][stat] for row in rows] for stat in ("mean", "sd"))
             sizes = [row["members"] for row in rows]
             axes.errorbar(sizes, means, sds, fmt="o-", ms=5, capsize=3, color=colour, label=method)
-        axes.set_xticks(sizes)
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks(sizes, map(str, sizes))
         axes.set_xlabel("members")
         axes.set_title(title, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
@@ -171,6 +174,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "particles.png": ("particles.json", particles),
     "strength.svg": ("tuning_two_view_digits.json", strength),
     "sizes.svg": ("laptop_ensemble_size.json", ensemble_sizes),
+    "tuned_sizes.svg": ("repulsion_size.json", partial(ensemble_sizes, keys=("accuracy", "nll", "corrupted_nll"))),
 }
 """File in docs/images -> results file and the function that draws it."""
 
