@@ -47,7 +47,10 @@ def demo(results: dict[str, Any]) -> Figure:
 
 
 def headline(results: dict[str, Any]) -> Figure:
-    """Change of every endpoint vs Deep Ensembles, in % of their value, with 95 % intervals. Left of 0 is better."""
+    """Change of every endpoint vs Deep Ensembles, in % of their value, with 95 % intervals. Left of 0 is better.
+
+    Intervals of ECE that are wider than the others are cut off.
+    """
     settings = results["settings"]
     names = {"accuracy": "error", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
     keys = {**names, **{f"corrupted_{key}": f"corrupted {name}" for key, name in names.items()}}
@@ -55,6 +58,7 @@ def headline(results: dict[str, Any]) -> Figure:
     grid = figure.subplots(1, len(settings), sharey=True, squeeze=False)
     for axes, entry in zip(grid.flat, settings, strict=True):
         axes.axvline(0, color="#8a8f98", lw=1)
+        limit = 0.0
         for k, key in enumerate(keys):
             difference, baseline = entry["differences"][key], entry["baseline"][key]["mean"]
             scale = -100 / (1 - baseline) if key.endswith("accuracy") else 100 / baseline
@@ -65,6 +69,9 @@ def headline(results: dict[str, Any]) -> Figure:
             colour = (COLOURS[1] if scale * difference["mean"] < 0 else COLOURS[4]) if significant else COLOURS[0]
             axes.plot([scale * low, scale * high], [k, k], color=colour, lw=1.6)
             axes.plot(scale * difference["mean"], k, "o", ms=5, color=colour)
+            if not key.endswith("ece"):  # its intervals are so wide that nothing else could be read
+                limit = max(limit, abs(scale * low), abs(scale * high))
+        axes.set_xlim(-1.6 * limit, 1.6 * limit)
         axes.set_yticks(range(len(keys)), list(keys.values()), fontsize=8)
         axes.set_title(f"{entry['setting']}\n{entry['seeds']} seeds", loc="left", fontsize=9)
         axes.set_xlabel("change vs Deep Ensembles, %", fontsize=8)
