@@ -1,14 +1,18 @@
 """A recipe that trains in a fraction of a second, all methods, and helpers to inspect runs."""
 
+from dataclasses import replace
+
 import torch
 
 import featureflock as ff
 from featureflock.data import Digits
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureMAP, FeatureWGD, FunctionWGD, Single, WeightWGD
-from featureflock.models import MLPConfig
+from featureflock.models import CNNConfig, MLPConfig
 from featureflock.training import Recipe, Reporter
 
 SHORT = Recipe(data=Digits(), model=MLPConfig((16, 8)), method=FeatureWGD(), members=3, epochs=2, batch=50, subset=240)
+CONVOLUTIONS = replace(SHORT, model=CNNConfig(2), precision="float32")
+"""A run that a CPU may compile; MLPs are faster without."""
 METHODS = (Single(), DeepEnsembles(), FeatureWGD(), FunctionWGD(), WeightWGD(), FeatureMAP(), ADP(), DICE())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.short_runs import SHORT, RecordingReporter, same, weights
+from helpers.short_runs import CONVOLUTIONS, RecordingReporter, same, weights
 from torch import nn
 from torch.testing import assert_close
 
@@ -31,17 +31,17 @@ TRAIN = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from helpers.short_runs import SHORT, RecordingReporter, same, weights
+from helpers.short_runs import CONVOLUTIONS, RecordingReporter, same, weights
 from featureflock.training import ComputeConfig, compute, train
 compute._COMPILE_FLOPS = {"cpu": 0.0}
 folder = Path(sys.argv[2])
 reporter = RecordingReporter()
-train(SHORT, folder / "auto", reporter=reporter)
+train(CONVOLUTIONS, folder / "auto", reporter=reporter)
 print("\\n".join(reporter.notes))
-train(SHORT, folder / "off", compute=ComputeConfig(compile="off"))
+train(CONVOLUTIONS, folder / "off", compute=ComputeConfig(compile="off"))
 assert same(weights(folder / "auto"), weights(folder / "off"))
 try:
-    train(SHORT, folder / "on", compute=ComputeConfig(compile="on"))
+    train(CONVOLUTIONS, folder / "on", compute=ComputeConfig(compile="on"))
 except ValueError as error:
     print("REFUSED", error)
 """
@@ -110,13 +110,13 @@ def failing(monkeypatch):
 def test_training_that_cannot_be_compiled_is_training_without(tmp_path, failing, monkeypatch):
     monkeypatch.setattr("featureflock.training.compute._COMPILE_FLOPS", {"cpu": 0.0})
     reporter = RecordingReporter()
-    train(SHORT, tmp_path / "auto", reporter=reporter)
+    train(CONVOLUTIONS, tmp_path / "auto", reporter=reporter)
     sentence = "Computing without compilation, because torch.compile failed: OSError: invalid ELF header."
     assert reporter.notes.count(sentence) == 1
-    train(SHORT, tmp_path / "off", compute=ComputeConfig(compile="off"))
+    train(CONVOLUTIONS, tmp_path / "off", compute=ComputeConfig(compile="off"))
     assert same(weights(tmp_path / "auto"), weights(tmp_path / "off"))
     with pytest.raises(ValueError, match=r"torch.compile failed: OSError: invalid ELF header\. Use compile=False"):
-        train(SHORT, tmp_path / "on", compute=ComputeConfig(compile="on"))
+        train(CONVOLUTIONS, tmp_path / "on", compute=ComputeConfig(compile="on"))
     assert not (tmp_path / "on" / "result.json").exists()
 
 
