@@ -78,11 +78,12 @@ def test_a_program_that_answers_something_else(launch, capfd):
                 connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(RendezvousError, match=r"is not the store|cannot be used") as caught:
-            connect(launch(RANK=1, MASTER_PORT=server.getsockname()[1]), 2)
+            connect(launch(RANK=1, MASTER_PORT=port), 2)
     assert "\n" not in str(caught.value)
-    assert capfd.readouterr().err == ""
+    assert f":{port}" not in capfd.readouterr().err  # threads of other tests may print that their port was closed
 
 
 def test_a_host_that_is_unknown(launch, monkeypatch):
