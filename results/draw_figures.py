@@ -173,6 +173,38 @@ def strength(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def repulsion_curve(results: dict[str, Any]) -> Figure:
+    """Differences of the endpoints vs Deep Ensembles by the repulsion τ, for three widths and two sizes."""
+    names = {"accuracy": "accuracy, points", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
+    panels = names | {f"corrupted_{key}": f"corrupted {name}" for key, name in names.items()}
+    curves: dict[tuple[str, int], list[tuple[float, dict[str, Any]]]] = {}
+    for row in results["rows"]:
+        if row["title"].startswith("τ = "):
+            tau, _, network = row["title"].removeprefix("τ = ").partition(", ")
+            curves.setdefault((network, row["members"]), []).append((float(tau), row["differences"]))
+    colours = dict(zip(dict.fromkeys(network.partition(" ×")[0] for network, _ in curves), COLOURS[1:], strict=False))
+    figure = _figure(12, 5.4)
+    for axes, (key, title) in zip(figure.subplots(2, 4).flat, panels.items(), strict=True):
+        axes.axhline(0, color=COLOURS[0], lw=1)
+        factor = 100 if key.endswith("accuracy") else 1
+        for (network, members), points in curves.items():
+            means = [factor * differences[key]["mean"] for _, differences in points]
+            style = "o-" if members == 10 else "o--"
+            axes.plot(range(len(points)), means, style, ms=4, mfc="white" if members == 5 else None, label=network)
+            axes.lines[-1].set_color(colours[network.partition(" ×")[0]])
+        axes.set_xticks(range(len(points)), [f"{tau:g}" for tau, _ in points])
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in figure.axes[4:]:
+        axes.set_xlabel("repulsion τ", fontsize=8)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False, fontsize=8
+    )
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "demo.png": ("demo_study.json", demo),
     "headline.svg": ("repulsion_headline.json", headline),

@@ -33,6 +33,11 @@ FOLDER = Path(__file__).parent
 EAGER = ComputeConfig(compile="off")
 RATES = {"learning_rate": (0.05, 0.1, 0.2, 0.4), "weight_decay": (5e-5, 5e-4, 2e-3)}
 """Of Deep Ensembles; the other methods use the best ones."""
+FURTHER_RATES: list[dict[str, tuple[Any, ...]]] = [
+    {"learning_rate": (0.8,), "weight_decay": (2e-3,)},
+    {"learning_rate": (0.4,), "weight_decay": (5e-3,)},
+]
+"""Beyond the best of RATES, which is at their end."""
 METHODS = {
     "deep-ensembles": DeepEnsembles(),
     "feature-wgd": FeatureWGD(Cauchy(3e-4), repulsion=8.0),
@@ -52,7 +57,7 @@ class Search(NamedTuple):
     options: dict[str, Any]
     """Arguments of `tune`."""
     spaces: dict[str, list[dict[str, tuple[Any, ...]]]]
-    """By method, one or several search spaces; by default that of the method."""
+    """By method, one or several search spaces; by default that of the method. A single point has one seed."""
 
 
 def _repulsions(*points: tuple[float, tuple[float, ...]]) -> list[dict[str, tuple[Any, ...]]]:
@@ -68,8 +73,8 @@ SEARCHES = {
         {},
         _FASHION,
         {
-            "deep-ensembles": [RATES],
-            "feature-wgd": _repulsions((3e-4, (8.0, 3.0, 5.0, 12.0)), (1e-3, (3.0, 8.0, 12.0))),
+            "deep-ensembles": [RATES, *FURTHER_RATES],
+            "feature-wgd": [{"method.prior.precision": (3e-4, 1e-3), "method.repulsion": (8.0, 3.0, 12.0, 20.0)}],
         },
     ),
     "cifar100": Search(
@@ -100,7 +105,7 @@ def tune_method(setting: str, name: str, folder: Path) -> dict[str, Any]:
             accuracy_tolerance=0.002 if name == "deep-ensembles" else None,
             compute=EAGER,
             log=print,
-            **search.options,
+            **search.options | ({"budget": 1, "seeds": 1} if space and _is_point(space) else {}),
         ).to_json()
         for space in search.spaces.get(name, [None])
     ]
@@ -110,6 +115,10 @@ def tune_method(setting: str, name: str, folder: Path) -> dict[str, Any]:
     methods = [method for method in before if method["method"] != tuned["method"]] + [tuned]
     results = {"recipe": recipe.to_json(), "methods": methods, "provenance": provenance()}
     return collect.tuning(results, ["corrupted_nll", "corrupted_accuracy", "corrupted_brier", "corrupted_ece"])
+
+
+def _is_point(space: dict[str, tuple[Any, ...]]) -> bool:
+    return all(len(values) == 1 for values in space.values())
 
 
 def chosen(methods: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
