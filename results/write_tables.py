@@ -83,6 +83,7 @@ TABLES = (
     ResultTable("docs/notes/study_protocol.md", "member-errors", "member_errors_cifar10.json", render.member_errors),
     ResultTable("docs/notes/study_protocol.md", "tuning-cifar100", "tuning_cifar100.json", render.tuning),
     ResultTable("docs/notes/study_protocol.md", "tuning-fashion-mlp", "tuning_fashion_mlp.json", render.tuning),
+    ResultTable("docs/notes/study_protocol.md", "tuning-fashion-cnn", "tuning_fashion_cnn.json", render.tuning),
     ResultTable("docs/notes/laptop_study.md", "cifar10-small", "cifar10_small.json", render.training_runs),
     ResultTable("docs/results/regression.md", "regression", "regression.json", benchmark("regression")),
     ResultTable(

@@ -74,3 +74,25 @@ def test_the_table_of_other_libraries_marks_where_ours_is_behind(module):
     assert lines[2] == "| MLP: time per step | 0.50 × [0.40, 0.70] | **1.50 ×** |"
     assert lines[3] == "| MLP: peak memory | – | 0.90 × |"
     assert lines[-1] == "Behind in 1 of 3, in bold. Rounds: 3; CPU time; a CPU, 1 thread; load 7.2 before."
+
+
+def test_a_choice_gives_up_neither_accuracy_nor_any_endpoint_if_it_can(module):
+    """Lower error rates are gains; the largest mean gain decides only between candidates that give up as little."""
+    study = module("repulsion_study")
+    baseline = {key: 0.5 for key in study.PAPER}
+
+    def choice(*candidates):
+        others = [
+            {"values": {"name": name}, "diverged": False, "seeds": {"100": baseline | changed}}
+            for name, changed in candidates
+        ]
+        first = [{"values": {}, "diverged": False, "seeds": {"100": baseline}}]
+        methods = [{"method": "Deep Ensembles", "candidates": first}, {"method": "ours", "candidates": others}]
+        return study.chosen(methods)["ours"]
+
+    inaccurate = ("inaccurate", {"accuracy": 0.498, "ece": 0.1})  # gains: (−0.004 + 0.8) / 8
+    accurate = ("accurate", {"accuracy": 0.4995, "ece": 0.4})
+    best = ("best", {"nll": 0.49})
+    assert choice(inaccurate, ("worse", {"accuracy": 0.49, "ece": 0.2}))["name"] == "inaccurate"
+    assert choice(inaccurate, accurate)["name"] == "accurate"
+    assert choice(inaccurate, accurate, best) == {"name": "best", "gain": pytest.approx(0.02 / 8)}

@@ -334,7 +334,7 @@ def test_the_settings_of_the_protocol():
     assert cifar100.model.widths == (32, 64, 256)
     assert (cifar100.method.prior, cifar100.method.repulsion) == (Cauchy(5e-3), 1.0)
     assert (cifar100.epochs, cifar100.batch, cifar100.precision) == (4, 128, "bfloat16")
-    for name, epochs, features in (("mlp", 60, 512), ("cnn", 20, 128)):
+    for name, epochs, features, others in (("mlp", 60, 512, 4), ("cnn", 20, 128, 0)):
         study = STUDIES[f"repulsion-fashion-mnist-{name}"]
         assert (study.seeds_at("laptop"), study.seeds_at("paper"), study.new_subsets) == (10, 10, True)
         for row in study.rows:
@@ -342,7 +342,7 @@ def test_the_settings_of_the_protocol():
             assert (recipe.epochs, recipe.batch, recipe.subset, recipe.precision) == (epochs, 128, 5_000, "bfloat16")
             assert recipe.model.extractor((1, 28, 28)).feature_dim == features
         assert sorted({row.recipe.size for row in study.rows}) == [1, 5, 10]
-        assert len(study.rows) == 1 + 2 * 4 + 4
+        assert len(study.rows) == 1 + 2 * 4 + others
     for name in ("cifar10", "cifar100", "fashion-mnist-mlp", "fashion-mnist-cnn"):
         assert STUDIES[f"repulsion-{name}"].endpoints == PAPER
     strength = STUDIES["repulsion-strength"]
