@@ -79,7 +79,7 @@ def test_the_table_of_other_libraries_marks_where_ours_is_behind(module):
 def test_a_choice_gives_up_neither_accuracy_nor_any_endpoint_if_it_can(module):
     """Lower error rates are gains; the largest mean gain decides only between candidates that give up as little."""
     study = module("repulsion_study")
-    baseline = {key: 0.5 for key in study.PAPER}
+    baseline = dict.fromkeys(study.PAPER, 0.5)
 
     def choice(*candidates):
         others = [
