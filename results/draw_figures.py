@@ -54,9 +54,12 @@ def headline(results: dict[str, Any]) -> Figure:
     settings = results["settings"]
     names = {"accuracy": "error", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
     keys = {**names, **{f"corrupted_{key}": f"corrupted {name}" for key, name in names.items()}}
-    figure = _figure(3.1 * len(settings) + 0.8, 3.2)
-    grid = figure.subplots(1, len(settings), sharey=True, squeeze=False)
-    for axes, entry in zip(grid.flat, settings, strict=True):
+    rows = -(-len(settings) // 3)
+    figure = _figure(10, 3 * rows)
+    grid = figure.subplots(rows, 3, sharey=True, squeeze=False)
+    for axes in grid.flat[len(settings) :]:
+        axes.set_visible(False)
+    for axes, entry in zip(grid.flat, settings, strict=False):
         axes.axvline(0, color="#8a8f98", lw=1)
         limit = 0.0
         for k, key in enumerate(keys):
