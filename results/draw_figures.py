@@ -72,9 +72,10 @@ def headline(results: dict[str, Any]) -> Figure:
             colour = (COLOURS[1] if scale * difference["mean"] < 0 else COLOURS[4]) if significant else COLOURS[0]
             axes.plot([scale * low, scale * high], [k, k], color=colour, lw=1.6)
             axes.plot(scale * difference["mean"], k, "o", ms=5, color=colour)
-            if not key.endswith("ece"):  # its intervals are so wide that nothing else could be read
-                limit = max(limit, abs(scale * low), abs(scale * high))
-        axes.set_xlim(-1.6 * limit, 1.6 * limit)
+            # The intervals of ECE are so wide that nothing else could be read.
+            ends = [difference["mean"]] if key.endswith("ece") else [1.4 * low, 1.4 * high]
+            limit = max(limit, *(1.15 * abs(scale * end) for end in ends))
+        axes.set_xlim(-limit, limit)
         axes.set_yticks(range(len(keys)), list(keys.values()), fontsize=8)
         axes.set_title(f"{entry['setting']}\n{entry['seeds']} seeds", loc="left", fontsize=9)
         axes.set_xlabel("change vs Deep Ensembles, %", fontsize=8)
