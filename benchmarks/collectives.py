@@ -52,7 +52,7 @@ class _TimedWork:
 
 @contextmanager
 def recorded() -> Iterator[list[Timed]]:
-    """Record every all_reduce and all_gather in this context; raise on any other collective."""
+    """Record every all_reduce, all_gather and all_to_all in this context; raise on any other collective."""
     calls: list[Timed] = []
     names = ("all_reduce", "all_gather", "all_to_all_single", "broadcast", "send", "recv")
     original = {name: getattr(dist, name) for name in names}

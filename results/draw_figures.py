@@ -73,8 +73,8 @@ def headline(results: dict[str, Any]) -> Figure:
             axes.plot([scale * low, scale * high], [k, k], color=colour, lw=1.6)
             axes.plot(scale * difference["mean"], k, "o", ms=5, color=colour)
             # The intervals of ECE are so wide that nothing else could be read.
-            ends = [difference["mean"]] if key.endswith("ece") else [1.4 * low, 1.4 * high]
-            limit = max(limit, *(1.15 * abs(scale * end) for end in ends))
+            ends = [1.15 * difference["mean"]] if key.endswith("ece") else [1.6 * low, 1.6 * high]
+            limit = max(limit, *(abs(scale * end) for end in ends))
         axes.set_xlim(-limit, limit)
         axes.set_yticks(range(len(keys)), list(keys.values()), fontsize=8)
         axes.set_title(f"{entry['setting']}\n{entry['seeds']} seeds", loc="left", fontsize=9)
@@ -174,38 +174,6 @@ def strength(results: dict[str, Any]) -> Figure:
         axes.tick_params(labelsize=8)
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def repulsion_curve(results: dict[str, Any]) -> Figure:
-    """Differences of the endpoints vs Deep Ensembles by the repulsion τ, for three widths and two sizes."""
-    names = {"accuracy": "accuracy, points", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-    panels = names | {f"corrupted_{key}": f"corrupted {name}" for key, name in names.items()}
-    curves: dict[tuple[str, int], list[tuple[float, dict[str, Any]]]] = {}
-    for row in results["rows"]:
-        if row["title"].startswith("τ = "):
-            tau, _, network = row["title"].removeprefix("τ = ").partition(", ")
-            curves.setdefault((network, row["members"]), []).append((float(tau), row["differences"]))
-    colours = dict(zip(dict.fromkeys(network.partition(" ×")[0] for network, _ in curves), COLOURS[1:], strict=False))
-    figure = _figure(12, 5.4)
-    for axes, (key, title) in zip(figure.subplots(2, 4).flat, panels.items(), strict=True):
-        axes.axhline(0, color=COLOURS[0], lw=1)
-        factor = 100 if key.endswith("accuracy") else 1
-        for (network, members), points in curves.items():
-            means = [factor * differences[key]["mean"] for _, differences in points]
-            style = "o-" if members == 10 else "o--"
-            axes.plot(range(len(points)), means, style, ms=4, mfc="white" if members == 5 else None, label=network)
-            axes.lines[-1].set_color(colours[network.partition(" ×")[0]])
-        axes.set_xticks(range(len(points)), [f"{tau:g}" for tau, _ in points])
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.tick_params(labelsize=8)
-        axes.grid(axis="y", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    for axes in figure.axes[4:]:
-        axes.set_xlabel("repulsion τ", fontsize=8)
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False, fontsize=8
-    )
     return figure
 
 
