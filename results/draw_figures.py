@@ -177,6 +177,55 @@ def strength(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def repulsion_curve(results: dict[str, Any]) -> Figure:
+    """Differences vs Deep Ensembles by the repulsion τ, for three widths, with 5 (dashed) and 10 members."""
+    panels = {
+        "accuracy": "accuracy, points",
+        "nll": "NLL",
+        "brier": "Brier",
+        "ece": "ECE",
+        "disagreement": "disagreement, points",
+        "corrupted_accuracy": "cA, points",
+        "corrupted_nll": "cNLL",
+        "corrupted_brier": "cBrier",
+        "corrupted_ece": "cECE",
+        "member_accuracy": "member accuracy, points",
+    }
+    curves: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for row in results["rows"]:
+        if row["title"].startswith("τ = "):
+            tau, _, network = row["title"].removeprefix("τ = ").partition(", ")
+            curves.setdefault(network, []).append((tau, row["differences"]))
+    widths = list(dict.fromkeys(network.partition(" ×")[0] for network in curves))
+    figure = _figure(13, 5)
+    for axes, (key, title) in zip(figure.subplots(2, 5).flat, panels.items(), strict=True):
+        axes.axhline(0, color=COLOURS[0], lw=1)
+        factor = 100 if title.endswith("points") else 1
+        for network, points in curves.items():
+            means = [factor * differences[key]["mean"] for _, differences in points]
+            colour = COLOURS[1:][widths.index(network.partition(" ×")[0])]
+            fewer = network.endswith("× 5")
+            axes.plot(
+                [tau for tau, _ in points],
+                means,
+                "--" if fewer else "-",
+                marker="o",
+                ms=4,
+                color=colour,
+                mfc="white" if fewer else colour,
+                label=network,
+            )
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in figure.axes[5:]:
+        axes.set_xlabel("repulsion τ", fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(curves), frameon=False, fontsize=8)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "demo.png": ("demo_study.json", demo),
     "headline.svg": ("repulsion_headline.json", headline),
@@ -185,6 +234,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "particles.png": ("particles.json", particles),
     "strength.svg": ("tuning_two_view_digits.json", strength),
     "sizes.svg": ("laptop_ensemble_size.json", ensemble_sizes),
+    "repulsion_curve.svg": ("repulsion_strength.json", repulsion_curve),
     "tuned_sizes.svg": ("repulsion_size.json", partial(ensemble_sizes, keys=("accuracy", "nll", "corrupted_nll"))),
 }
 """File in docs/images -> results file and the function that draws it."""
