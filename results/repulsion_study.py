@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import collect
+import products_in_float32
 
 from featureflock.core.priors import Cauchy
+from featureflock.cpu_kernels.bfloat16 import has_bfloat16
 from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureWGD, FunctionWGD, WeightWGD
 from featureflock.studies import STUDIES, StudyRun, measure_study, study_results, study_runs, tune
@@ -232,6 +234,8 @@ def main() -> None:
     adder.add_argument("--human-labels", type=Path, help="human labels of the test set, as for featureflock evaluate")
     adder.add_argument("--seeds", type=int, default=10, help="largest number of seeds")
     options = parser.parse_args()
+    if not has_bfloat16():
+        products_in_float32.install()
     if options.command == "tune":
         results = tune_method(options.setting, options.method, options.folder)
         file = results_file(f"tuning-{options.setting}")
