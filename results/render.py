@@ -172,6 +172,27 @@ def headline(results: dict[str, Any]) -> str:
     return markdown(["", "Seeds", *map(_head, metrics)], lines) + "\n\n" + note
 
 
+def repulsion_curve(results: dict[str, Any]) -> str:
+    """Differences vs Deep Ensembles by repulsion and number of members, averaged over the networks."""
+    points: dict[tuple[str, int], list[Numbers]] = {}
+    for row in results["rows"]:
+        if "differences" in row:
+            points.setdefault((row["title"].partition(",")[0], row["members"]), []).append(row["differences"])
+    metrics = [find_metric(key) for key in next(iter(points.values()))[0]]
+    lines = [
+        [f"{tau} × {members}", *(m.text(mean([n[m.key]["mean"] for n in numbers]).mean, sign=True) for m in metrics)]
+        for (tau, members), numbers in sorted(points.items(), key=lambda point: point[0][1])
+    ]
+    seeds = min(numbers["accuracy"]["seeds"] for point in points.values() for numbers in point)
+    widths = len(next(iter(points.values())))
+    note = (
+        f"feature-WGD minus Deep Ensembles with the same number of members, mean over {widths} networks and {seeds} "
+        f"seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples and {results['corrupted_examples']:,} "
+        "of each corrupted test set."
+    )
+    return markdown(["", *map(_head, metrics)], lines) + "\n\n" + note
+
+
 def forces(results: dict[str, Any]) -> str:
     """Norms of the terms of feature-WGD's update, at five steps of a training run."""
     steps = results["steps"]

@@ -79,7 +79,9 @@ TABLES = (
     ResultTable("docs/results.md", "repulsion-cifar10", "repulsion_cifar10.json", render.study),
     ResultTable("docs/results.md", "repulsion-fashion-cnn", "repulsion_fashion_mnist_cnn.json", render.study),
     ResultTable("docs/results.md", "repulsion-cifar100", "repulsion_cifar100.json", render.study),
-    ResultTable("docs/notes/study_protocol.md", "repulsion-strength", "repulsion_strength.json", render.study),
+    ResultTable(
+        "docs/notes/study_protocol.md", "repulsion-strength", "repulsion_strength.json", render.repulsion_curve
+    ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
     ResultTable("docs/notes/study_protocol.md", "forces", "forces_cifar10.json", render.forces),
     ResultTable("docs/notes/study_protocol.md", "member-errors", "member_errors_cifar10.json", render.member_errors),

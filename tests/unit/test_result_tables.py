@@ -96,3 +96,21 @@ def test_a_choice_gives_up_neither_accuracy_nor_any_endpoint_if_it_can(module):
     assert choice(inaccurate, ("worse", {"accuracy": 0.49, "ece": 0.2}))["name"] == "inaccurate"
     assert choice(inaccurate, accurate)["name"] == "accurate"
     assert choice(inaccurate, accurate, best) == {"name": "best", "gain": pytest.approx(0.02 / 8)}
+
+
+def test_the_curve_over_the_repulsion_is_averaged_over_networks(module):
+    def row(tau, width, members, difference):
+        differences = {"accuracy": {"mean": difference, "seeds": 2}}
+        return {"title": f"{tau}, MLP {width} × {members}", "members": members, "differences": differences}
+
+    rows = [{"title": "Deep Ensembles, MLP 8 × 5", "members": 5}]
+    rows += [
+        row("τ = 3", 8, 10, 0.01),
+        row("τ = 3", 8, 5, 0.02),
+        row("τ = 3", 16, 10, 0.03),
+        row("τ = 3", 16, 5, -0.04),
+    ]
+    text = module("render").repulsion_curve({"rows": rows, "test_examples": 10_000, "corrupted_examples": 1_000})
+    lines = text.splitlines()
+    assert lines[2:4] == ["| τ = 3 × 5 | −1.00 |", "| τ = 3 × 10 | +2.00 |"]
+    assert "mean over 2 networks and 2 seeds, on 10,000 test examples and 1,000 of each" in lines[-1]
