@@ -250,16 +250,21 @@ def tuning(results: dict[str, Any]) -> str:
         candidates = [each for each in method["candidates"] if each["seeds"]]
         keys = dict.fromkeys([method["by"], *next(iter(candidates[0]["seeds"].values()))])
         metrics = [find_metric(key) for key in keys]
-        ours = [
-            {key: mean([run[key] for run in each["seeds"].values()])._asdict() for key in keys} for each in candidates
-        ]
+        by_seeds: dict[int, list[Any]] = {}  # means over different seeds are not compared
+        for each in candidates:
+            by_seeds.setdefault(len(each["seeds"]), []).append(each)
         lines = [
-            [*(f"{value:g}" for value in each["values"].values()), str(len(each["seeds"])), *means]
-            for each, means in zip(candidates, _means(ours, metrics), strict=True)
+            [*(f"{value:g}" for value in each["values"].values()), str(seeds), *means]
+            for seeds, group in by_seeds.items()
+            for each, means in zip(group, _means([_mean_numbers(each, keys) for each in group], metrics), strict=True)
         ]
         names = [field.split(".")[-1].replace("_", " ") for field in candidates[0]["values"]]
         parts.append(markdown([*names, "seeds", *map(_head, metrics)], lines, text_columns=0))
     return "\n\n".join(parts)
+
+
+def _mean_numbers(candidate: Numbers, keys: Iterable[str]) -> Numbers:
+    return {key: mean([run[key] for run in candidate["seeds"].values()])._asdict() for key in keys}
 
 
 def training_runs(results: dict[str, Any]) -> str:

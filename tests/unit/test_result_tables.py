@@ -114,3 +114,13 @@ def test_the_curve_over_the_repulsion_is_averaged_over_networks(module):
     lines = text.splitlines()
     assert lines[2:4] == ["| τ = 3 × 5 | −1.00 |", "| τ = 3 × 10 | +2.00 |"]
     assert "mean over 2 networks and 2 seeds, on 10,000 test examples and 1,000 of each" in lines[-1]
+
+
+def test_the_best_of_a_search_are_bold_among_candidates_with_as_many_seeds(module):
+    candidates = [
+        {"values": {"tau": tau}, "seeds": {str(100 + k): {"nll": nll} for k, nll in enumerate(of)}}
+        for tau, of in ((1.0, (0.5, 0.7)), (2.0, (0.5, 0.6)), (3.0, (0.4,)), (4.0, (0.3,)))
+    ]
+    lines = module("render").tuning({"methods": [{"by": "nll", "candidates": candidates}]}).splitlines()
+    assert [line.count("**") // 2 for line in lines[2:]] == [0, 1, 0, 1]
+    assert lines[3].startswith("| 2 | 2 | **0.5500 ±")
