@@ -165,9 +165,8 @@ def headline(results: dict[str, Any]) -> str:
         cells = [_difference(metric, entry["differences"].get(metric.key)) for metric in metrics]
         lines.append([entry["setting"], str(entry["seeds"]), *cells])
     note = (
-        "feature-WGD with tuned repulsion minus Deep Ensembles: mean of the differences, paired by seed, with 95 % "
-        "confidence interval. ▲ significantly better, ▼ significantly worse, after Holm's correction for the eight "
-        "endpoints of a row."
+        "feature-WGD with tuned repulsion minus Deep Ensembles: mean, paired by seed, with 95 % confidence interval; "
+        "▲ significantly better, ▼ worse, after Holm's correction within the row."
     )
     return markdown(["", "Seeds", *map(_head, metrics)], lines) + "\n\n" + note
 
@@ -367,12 +366,12 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
         f"Ours at {results['scale']} scale, the paper's at full scale."
         if any(row["paper"] for row in results["rows"])
         else "",
-        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples"
-        + (f" and on {results['corrupted_examples']:,} of each corrupted test set." if corrupted else "."),
-        "Differences are paired by seed, with the 95 % confidence interval"
-        + ("; ▲ significantly better, ▼ significantly worse" if seeds >= MIN_SEEDS else "")
-        + (", after Holm's correction for the endpoints of a row." if corrected else "."),
-        "The best of ours are bold.",
+        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, {results['test_examples']:,} test examples"
+        + (f", {results['corrupted_examples']:,} in each corrupted test set." if corrupted else "."),
+        "Differences: paired by seed, 95 % confidence interval"
+        + ("; ▲ significantly better, ▼ worse" if seeds >= MIN_SEEDS else "")
+        + (", after Holm's correction within the row." if corrected else "."),
+        "Best of ours in bold.",
     ]
     return " ".join(filter(None, parts))
 
