@@ -1,13 +1,14 @@
 """The repulsion study (docs/notes/study_protocol.md): tuning, and results that grow run by run.
 
     python results/repulsion_study.py tune fashion-mlp adp tuning
-    featureflock reproduce repulsion-cifar10 --scale laptop --out runs --shard 1/2
-    python results/repulsion_study.py add runs/laptop repulsion-cifar10 --human-labels cifar10h-counts.npy
+    python results/repulsion_study.py train runs repulsion-cifar10 --shard 1/2
+    python results/repulsion_study.py add runs repulsion-cifar10 --human-labels cifar10h-counts.npy
 
 tune   tunes one method on held-out images, adds it to results/tuning_SETTING.json, and prints what is chosen
+train  trains the runs of a study that are not in results/NAME.json yet, all rows or some; resumes what was interrupted
 add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
-       results/repulsion_headline.json. Runs in these files are not measured again, so they may come from several
-       machines. Until all runs are there, the table has rows with fewer seeds
+       results/repulsion_headline.json. Runs in these files are not trained or measured again, so they may come from
+       several machines. Until all runs are there, the table has rows with fewer seeds
 """
 
 import argparse
@@ -25,9 +26,10 @@ from featureflock.cpu_kernels.bfloat16 import has_bfloat16
 from featureflock.evaluation.metrics.registry import METRICS
 from featureflock.methods import ADP, DICE, DeepEnsembles, FeatureWGD, FunctionWGD, WeightWGD
 from featureflock.studies import STUDIES, StudyRun, measure_study, study_results, study_runs, tune
+from featureflock.studies.runner import Shard, to_train, train_and_predict
 from featureflock.studies.search_space import with_values
 from featureflock.studies.study import PAPER
-from featureflock.training import ComputeConfig
+from featureflock.training import ComputeConfig, Reporter
 from featureflock.utils.files import write_atomically
 from featureflock.utils.provenance import provenance
 
@@ -170,13 +172,30 @@ def missing(runs: Sequence[StudyRun], records: Sequence[dict[str, Any]]) -> list
     return [run for run in runs if (run.row.title, run.folder.name, run.size) not in known]
 
 
+def known_records(name: str) -> list[dict[str, Any]]:
+    """The records of the runs in the results of a study."""
+    file = results_file(name)
+    return json.loads(file.read_text())["runs"] if file.exists() else []
+
+
+def train_missing(name: str, folder: Path, titles: Sequence[str], seeds: int | None, shard: Shard) -> None:
+    """Train the runs that have no record, of the rows with these titles or of all, and cache their predictions."""
+    study = STUDIES[name]
+    if unknown := set(titles) - {row.title for row in study.rows}:
+        raise SystemExit(f"{name} has no row {unknown.pop()!r}; it has {', '.join(row.title for row in study.rows)}.")
+    runs = missing(study_runs(study, "laptop", folder, seeds), known_records(name))
+    wanted = to_train([run for run in runs if not titles or run.row.title in titles])
+    for run in wanted[shard.number - 1 :: shard.workers]:
+        print(f"{run}: {run.folder}", flush=True)
+        train_and_predict(run, Reporter(), study.protocol("laptop"), EAGER)
+
+
 def add(name: str, folder: Path, human_labels: Path | None, seeds: int) -> dict[str, Any]:
     """The results of a study with the finished runs in a folder; runs of other recipes are dropped."""
-    study, file = STUDIES[name], results_file(name)
+    study = STUDIES[name]
     runs = study_runs(study, "laptop", folder, seeds)
     order = {(run.row.title, run.folder.name): i for i, run in enumerate(runs)}
-    before = json.loads(file.read_text())["runs"] if file.exists() else []
-    records = [record for record in before if (record["title"], record["folder"]) in order]
+    records = [record for record in known_records(name) if (record["title"], record["folder"]) in order]
     protocol = replace(study.protocol("laptop"), human_labels=human_labels)
     for run in missing(runs, records):
         if run.is_finished:
@@ -230,15 +249,24 @@ def main() -> None:
     tuner.add_argument("folder", type=Path, help="folder for the runs")
     adder = commands.add_parser("add", help="add finished runs to the results of a study")
     adder.add_argument("folder", type=Path, help="folder of the runs")
-    adder.add_argument("name", help="study, such as repulsion-cifar10")
+    adder.add_argument("name", choices=[name for name in STUDIES if name.startswith("repulsion-")])
     adder.add_argument("--human-labels", type=Path, help="human labels of the test set, as for featureflock evaluate")
     adder.add_argument("--seeds", type=int, default=10, help="largest number of seeds")
+    trainer = commands.add_parser("train", help="train the runs that the results of a study do not have")
+    trainer.add_argument("folder", type=Path, help="folder for the runs")
+    trainer.add_argument("name", choices=[name for name in STUDIES if name.startswith("repulsion-")])
+    trainer.add_argument("--rows", nargs="+", default=[], help="titles of rows; all by default")
+    trainer.add_argument("--seeds", type=int, help="number of seeds, instead of the study's own")
+    trainer.add_argument("--shard", type=Shard.parse, default=Shard(), help="I/K, the I-th of K workers")
     options = parser.parse_args()
     if not has_bfloat16():
         products_in_float32.install()
     if options.command == "tune":
         results = tune_method(options.setting, options.method, options.folder)
         file = results_file(f"tuning-{options.setting}")
+    elif options.command == "train":
+        train_missing(options.name, options.folder, options.rows, options.seeds, options.shard)
+        return
     else:
         results = add(options.name, options.folder, options.human_labels, options.seeds)
         file = results_file(options.name)

@@ -162,7 +162,7 @@ def run_study(
     distinct = to_train(runs)
     assigned = distinct[shard.number - 1 :: shard.workers]
     queue = [*assigned, *(run for run in distinct if run not in assigned and not run.is_finished)]
-    complete = partial(_complete, protocol=protocol, compute=compute)
+    complete = partial(train_and_predict, protocol=protocol, compute=compute)
     if workers > 1 and any(not run.is_finished for run in queue):
         in_processes(complete, queue, min(workers, len(queue)), training_progress)
     else:
@@ -227,7 +227,9 @@ def study_results(
     }
 
 
-def _complete(run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, compute: ComputeConfig) -> bool:
+def train_and_predict(
+    run: StudyRun, reporter: Reporter, protocol: EvaluationProtocol, compute: ComputeConfig = ComputeConfig()
+) -> bool:
     """Train the run unless it is finished, and cache its predictions; False if another worker is training it."""
     if not run.is_finished:
         try:

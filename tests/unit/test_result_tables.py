@@ -124,3 +124,29 @@ def test_the_best_of_a_search_are_bold_among_candidates_with_as_many_seeds(modul
     lines = module("render").tuning({"methods": [{"by": "nll", "candidates": candidates}]}).splitlines()
     assert [line.count("**") // 2 for line in lines[2:]] == [0, 1, 0, 1]
     assert lines[3].startswith("| 2 | 2 | **0.5500 ±")
+
+
+def test_runs_that_the_results_have_are_not_trained_again(module, monkeypatch, tmp_path):
+    study = module("repulsion_study")
+    runs = study.study_runs(study.STUDIES["repulsion-fashion-mnist-cnn"], "laptop", tmp_path, 2)
+    known = [
+        {"title": run.row.title, "folder": run.folder.name, "members": run.size}
+        for run in runs
+        if run.recipe.seed == 1 or run.row.title == "Deep Ensembles × 5"
+    ]
+    trained = []
+    monkeypatch.setattr(study, "known_records", lambda name: known)
+    monkeypatch.setattr(study, "train_and_predict", lambda run, *rest: trained.append((run.row.title, run.recipe.seed)))
+
+    def train(*titles, shard=study.Shard()):
+        trained.clear()
+        study.train_missing("repulsion-fashion-mnist-cnn", tmp_path, titles, 2, shard)
+        return list(trained)
+
+    everything = train()
+    assert ("Single", 0) in everything and ("Deep Ensembles × 10", 0) in everything
+    assert all(seed == 0 for _, seed in everything) and ("Deep Ensembles × 5", 0) not in everything
+    assert train("Single", "Deep Ensembles × 5") == [("Single", 0)]
+    assert sorted(train(shard=study.Shard(1, 2)) + train(shard=study.Shard(2, 2))) == sorted(everything)
+    with pytest.raises(SystemExit, match="has no row 'Nobody'"):
+        train("Nobody")
