@@ -218,6 +218,22 @@ def member_errors(results: dict[str, Any]) -> str:
     return markdown(["", "", *keys.values()], lines, text_columns=2) + f"\n\nMeans over {len(seeds)} seeds."
 
 
+def ece_floor(results: dict[str, Any]) -> str:
+    """Measured ECE and cECE beside those of labels drawn from the predictions themselves."""
+    heads = ["", "ECE", "ECE, perfectly calibrated", "cECE", "cECE, perfectly calibrated"]
+    lines = []
+    for run in results["runs"]:
+        cells = [
+            text
+            for numbers in (run["clean"], run["corrupted"])
+            for text in (f"{numbers['ece']:.4f}", f"{numbers['floor']:.4f} ± {numbers['sd']:.4f}")
+        ]
+        lines.append([f"{run['folder'].rpartition('-seed')[0].rpartition('-')[0]}, seed {run['seed']}", *cells])
+    clean, corrupted = results["draws"]["clean"], results["draws"]["corrupted"]
+    note = f"Perfectly calibrated: mean ± standard deviation over {clean} (clean) and {corrupted} (corrupted) draws of all labels."
+    return markdown(heads, lines) + "\n\n" + note
+
+
 def fuzz(results: dict[str, Any]) -> str:
     """Counts of `make fuzz`."""
     columns = ("tried", "results", "refused", "faults")
