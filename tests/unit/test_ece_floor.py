@@ -24,7 +24,7 @@ def _stored(path, examples, confidence, accuracy):
 
 
 def test_the_floor_is_the_expected_difference_of_two_frequencies(script, tmp_path):
-    """One bin: the temperature is fitted to the frequency in one half, and ECE of the other is the difference of the two.
+    """One bin: the temperature is fitted to the frequency in one half, and ECE of the other is their difference.
 
     Each frequency of N/2 = 500 examples has variance p (1 − p) / 500, and E|x| = σ √(2/π) for a normal x.
     """
