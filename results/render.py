@@ -230,7 +230,7 @@ def ece_floor(results: dict[str, Any]) -> str:
         ]
         lines.append([f"{run['folder'].rpartition('-seed')[0].rpartition('-')[0]}, seed {run['seed']}", *cells])
     clean, corrupted = results["draws"]["clean"], results["draws"]["corrupted"]
-    note = f"Perfectly calibrated: mean ± standard deviation over {clean} (clean) and {corrupted} (corrupted) draws of labels."
+    note = f"Perfectly calibrated: mean ± sd of {clean} (clean) and {corrupted} (corrupted) draws of the labels."
     return markdown(heads, lines) + "\n\n" + note
 
 
