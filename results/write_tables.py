@@ -83,6 +83,7 @@ TABLES = (
         "docs/notes/study_protocol.md", "repulsion-strength", "repulsion_strength.json", render.repulsion_curve
     ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
+    ResultTable("docs/notes/study_protocol.md", "ece-floor", "ece_floor_fashion_mlp.json", render.ece_floor),
     ResultTable("docs/notes/study_protocol.md", "forces", "forces_cifar10.json", render.forces),
     ResultTable("docs/notes/study_protocol.md", "member-errors", "member_errors_cifar10.json", render.member_errors),
     ResultTable("docs/notes/study_protocol.md", "tuning-cifar100", "tuning_cifar100.json", render.tuning),
