@@ -100,7 +100,7 @@ def evaluation(results: dict[str, Any]) -> str:
     results = upgrade(results)
     groups = results["groups"]
     metrics = [find_metric(key) for key in COMPARISON if any(key in group["metrics"] for group in groups)]
-    heads = ["Method", "Members", "Seeds", *map(_head, metrics)]
+    heads = ["Method", "Members", "Seeds", *map(head, metrics)]
     rows = [
         [group["title"], str(group["members"]), str(len(group["seeds"])), *cells]
         for group, cells in zip(groups, _means([group["metrics"] for group in groups], metrics), strict=True)
@@ -129,7 +129,7 @@ def views(results: dict[str, Any]) -> str:
     *_, ablation = _differences(results["against_ablation"], metrics)[:1]
     return "\n\n".join(
         [
-            markdown(["Method", *map(_head, metrics)], rows),
+            markdown(["Method", *map(head, metrics)], rows),
             _means_note(groups, ()),
             *_differences(groups, metrics),
             ablation,
@@ -145,93 +145,18 @@ def study(results: dict[str, Any]) -> str:
     for row, means in zip(rows, _means([row["ours"] for row in rows], metrics), strict=True):
         lines.append([row["title"], str(row["members"]), *means])
         if row.get("differences"):
-            cells = [_difference(metric, row["differences"].get(metric.key)) for metric in metrics]
+            cells = [difference_text(metric, row["differences"].get(metric.key)) for metric in metrics]
             lines.append([f"difference vs {row['against']}", "", *cells])
         if row["paper"]:
             lines.append(["paper", "", *(row["paper"].get(metric.key, "") for metric in metrics)])
-    parts = [markdown(["", "Members", *map(_head, metrics)], lines), _study_note(results, metrics)]
+    parts = [markdown(["", "Members", *map(head, metrics)], lines), _study_note(results, metrics)]
     for baseline, others in results.get("against", {}).items():
-        heads = [f"difference vs {baseline}", *map(_head, metrics)]
-        found = [[title, *(_difference(m, numbers.get(m.key)) for m in metrics)] for title, numbers in others.items()]
+        heads = [f"difference vs {baseline}", *map(head, metrics)]
+        found = [
+            [title, *(difference_text(m, numbers.get(m.key)) for m in metrics)] for title, numbers in others.items()
+        ]
         parts.append(markdown(heads, found))
     return "\n\n".join(parts)
-
-
-def headline(results: dict[str, Any]) -> str:
-    """The primary comparison of the repulsion study: feature-WGD tuned vs Deep Ensembles, one row per setting."""
-    metrics = [find_metric(key) for key in COMPARISON]
-    lines = []
-    for entry in results["settings"]:
-        cells = [_difference(metric, entry["differences"].get(metric.key)) for metric in metrics]
-        lines.append([entry["setting"], str(entry["seeds"]), *cells])
-    note = (
-        "feature-WGD with tuned repulsion minus Deep Ensembles: mean, paired by seed, with 95 % confidence interval; "
-        "▲ significantly better, ▼ worse, after Holm's correction within the row."
-    )
-    return markdown(["", "Seeds", *map(_head, metrics)], lines) + "\n\n" + note
-
-
-def repulsion_curve(results: dict[str, Any]) -> str:
-    """Differences vs Deep Ensembles by repulsion and number of members, averaged over the networks."""
-    points: dict[tuple[str, int], list[Numbers]] = {}
-    for row in results["rows"]:
-        if "differences" in row:
-            points.setdefault((row["title"].partition(",")[0], row["members"]), []).append(row["differences"])
-    metrics = [find_metric(key) for key in next(iter(points.values()))[0]]
-    lines = [
-        [f"{tau} × {members}", *(m.text(mean([n[m.key]["mean"] for n in numbers]).mean, sign=True) for m in metrics)]
-        for (tau, members), numbers in sorted(points.items(), key=lambda point: point[0][1])
-    ]
-    seeds = min(numbers["accuracy"]["seeds"] for point in points.values() for numbers in point)
-    widths = len(next(iter(points.values())))
-    note = (
-        f"feature-WGD minus Deep Ensembles with the same number of members, mean over {widths} networks and {seeds} "
-        f"seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples and {results['corrupted_examples']:,} "
-        "of each corrupted test set."
-    )
-    return markdown(["", *map(_head, metrics)], lines) + "\n\n" + note
-
-
-def forces(results: dict[str, Any]) -> str:
-    """Norms of the terms of feature-WGD's update, at five steps of a training run."""
-    steps = results["steps"]
-    chosen = [steps[k * (len(steps) - 1) // 4] for k in range(5)]
-    heads = ["step", "data gradient", "prior", "repulsion", "cosine of two members' data gradients"]
-    keys = ("data", "prior", "repulsion", "cos_data_between_members")
-    lines = [[str(step["step"]), *(f"{step[key]:.2f}" for key in keys)] for step in chosen]
-    note = f"Norms for a batch, means over members. {results['row']}, seed {results['seed']}."
-    return markdown(heads, lines, text_columns=0) + "\n\n" + note
-
-
-def member_errors(results: dict[str, Any]) -> str:
-    """Errors that members share, clean and by severity: means over the seeds that both rows have."""
-    rows: dict[str, dict[int, Any]] = {}
-    for run in results["runs"]:
-        rows.setdefault("feature-WGD" if run["row"].startswith("feature") else "Deep Ensembles", {})[run["seed"]] = run
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rows.values())))
-    keys = {"member_accuracy": "member accuracy, %", "accuracy": "ensemble, %", "same_error": "same error, %"}
-    lines = []
-    for test_set in ("clean", "severity 1", "severity 3", "severity 5"):
-        for title, by_seed in rows.items():
-            means = [mean([by_seed[seed]["sets"][test_set][key] for seed in seeds]).mean for key in keys]
-            lines.append([test_set, title, *(f"{100 * value:.2f}" for value in means)])
-    return markdown(["", "", *keys.values()], lines, text_columns=2) + f"\n\nMeans over {len(seeds)} seeds."
-
-
-def ece_floor(results: dict[str, Any]) -> str:
-    """Measured ECE and cECE beside those of labels drawn from the predictions themselves."""
-    heads = ["", "ECE", "ECE, perfectly calibrated", "cECE", "cECE, perfectly calibrated"]
-    lines = []
-    for run in results["runs"]:
-        cells = [
-            text
-            for numbers in (run["clean"], run["corrupted"])
-            for text in (f"{numbers['ece']:.4f}", f"{numbers['floor']:.4f} ± {numbers['sd']:.4f}")
-        ]
-        lines.append([f"{run['folder'].rpartition('-seed')[0].rpartition('-')[0]}, seed {run['seed']}", *cells])
-    clean, corrupted = results["draws"]["clean"], results["draws"]["corrupted"]
-    note = f"Perfectly calibrated: mean ± sd of {clean} (clean) and {corrupted} (corrupted) draws of the labels."
-    return markdown(heads, lines) + "\n\n" + note
 
 
 def fuzz(results: dict[str, Any]) -> str:
@@ -252,7 +177,7 @@ def searches(results: dict[str, Any]) -> str:
         if row["differences"] is None:
             cells = [metric.text(row["ours"][metric.key]["mean"]) for metric in metrics]
         else:
-            cells = [_difference(metric, row["differences"][metric.key]) for metric in metrics]
+            cells = [difference_text(metric, row["differences"][metric.key]) for metric in metrics]
         about = (f"{row['pictures']:,}", row["epochs"], row["batch"], row["title"], row["seeds"], fitted)
         lines.append([*map(str, about), *cells])
     return markdown(heads, lines, text_columns=0)
@@ -274,7 +199,7 @@ def tuning(results: dict[str, Any]) -> str:
             for each, means in zip(group, _means([_mean_numbers(each, keys) for each in group], metrics), strict=True)
         ]
         names = [field.split(".")[-1].replace("_", " ") for field in candidates[0]["values"]]
-        parts.append(markdown([*names, "seeds", *map(_head, metrics)], lines, text_columns=0))
+        parts.append(markdown([*names, "seeds", *map(head, metrics)], lines, text_columns=0))
     return "\n\n".join(parts)
 
 
@@ -306,7 +231,8 @@ def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[st
         return []
     metrics = [metric for metric in metrics if any(metric.key in group["differences"] for group in compared)]
     rows = [
-        [g["title"], *(_difference(metric, g["differences"].get(metric.key)) for metric in metrics)] for g in compared
+        [g["title"], *(difference_text(metric, g["differences"].get(metric.key)) for metric in metrics)]
+        for g in compared
     ]
     (seeds,) = {difference["seeds"] for group in compared for difference in group["differences"].values()}
     (baseline,) = {group["baseline"] for group in compared}
@@ -314,10 +240,10 @@ def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[st
         f"Mean of the paired differences vs {baseline} (same seed) over {seeds} seeds, with the 95 % confidence "
         "interval (Student's t). ▲ significantly better, ▼ significantly worse: the interval excludes 0."
     )
-    return [markdown([f"difference vs {baseline}", *map(_head, metrics)], rows), note]
+    return [markdown([f"difference vs {baseline}", *map(head, metrics)], rows), note]
 
 
-def _difference(metric: Metric, difference: Numbers | None) -> str:
+def difference_text(metric: Metric, difference: Numbers | None) -> str:
     if difference is None:
         return "–"
     text, low, high = metric.text(difference["mean"], sign=True), difference["low"], difference["high"]
@@ -398,7 +324,7 @@ def _view_metrics(first: str, second: str) -> list[Metric]:
     return [find_metric(key) for key in keys]
 
 
-def _head(metric: Metric) -> str:
+def head(metric: Metric) -> str:
     return f"{current_words(metric.title)} {({'higher': '↑', 'lower': '↓'}).get(metric.better, '')}".strip()
 
 
@@ -409,6 +335,8 @@ def precision(results: dict[str, Any]) -> str:
         metrics = [find_metric(key) for key in network["differences"]]
         means = _means([*network["means"].values()], metrics)
         rows += [[f"{name}, {precision}", *cells] for precision, cells in zip(network["means"], means, strict=True)]
-        rows.append(["difference", *(_difference(metric, network["differences"][metric.key]) for metric in metrics)])
+        rows.append(
+            ["difference", *(difference_text(metric, network["differences"][metric.key]) for metric in metrics)]
+        )
     note = f"Mean ± standard deviation over {len(results['seeds'])} seeds; paired differences with 95 % intervals."
-    return f"{markdown(['', *map(_head, metrics)], rows)}\n\n{note}"
+    return f"{markdown(['', *map(head, metrics)], rows)}\n\n{note}"

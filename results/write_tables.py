@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "results"), str(ROOT / "benchmarks")]
 
 import render  # noqa: E402
 import render_benchmarks  # noqa: E402
+import render_repulsion  # noqa: E402
 
 Render = Callable[[Any], str]
 
@@ -74,7 +75,7 @@ TABLES = (
         "docs/notes/study_protocol.md", "tuning-cifar10-repulsion", "tuning_cifar10_repulsion.json", render.tuning
     ),
     ResultTable("docs/security.md", "fuzz", "fuzz.json", render.fuzz),
-    ResultTable("docs/results.md", "headline", "repulsion_headline.json", render.headline),
+    ResultTable("docs/results.md", "headline", "repulsion_headline.json", render_repulsion.headline),
     ResultTable("docs/results.md", "repulsion-fashion-mlp", "repulsion_fashion_mnist_mlp.json", render.study),
     ResultTable("docs/results.md", "repulsion-cifar10", "repulsion_cifar10.json", render.study),
     ResultTable("docs/results.md", "repulsion-fashion-cnn", "repulsion_fashion_mnist_cnn.json", render.study),
@@ -83,9 +84,11 @@ TABLES = (
         "docs/notes/study_protocol.md", "repulsion-strength", "repulsion_strength.json", render.repulsion_curve
     ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
-    ResultTable("docs/notes/study_protocol.md", "ece-floor", "ece_floor_fashion_mlp.json", render.ece_floor),
-    ResultTable("docs/notes/study_protocol.md", "forces", "forces_cifar10.json", render.forces),
-    ResultTable("docs/notes/study_protocol.md", "member-errors", "member_errors_cifar10.json", render.member_errors),
+    ResultTable("docs/notes/study_protocol.md", "ece-floor", "ece_floor_fashion_mlp.json", render_repulsion.ece_floor),
+    ResultTable("docs/notes/study_protocol.md", "forces", "forces_cifar10.json", render_repulsion.forces),
+    ResultTable(
+        "docs/notes/study_protocol.md", "member-errors", "member_errors_cifar10.json", render_repulsion.member_errors
+    ),
     ResultTable("docs/notes/study_protocol.md", "tuning-cifar100", "tuning_cifar100.json", render.tuning),
     ResultTable("docs/notes/study_protocol.md", "tuning-fashion-mlp", "tuning_fashion_mlp.json", render.tuning),
     ResultTable("docs/notes/study_protocol.md", "tuning-fashion-cnn", "tuning_fashion_cnn.json", render.tuning),

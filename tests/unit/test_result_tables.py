@@ -46,7 +46,7 @@ def test_differences_vs_further_baselines_are_paired_by_seed(module):
 def test_only_significant_differences_of_three_seeds_are_marked(module, better, low, high, seeds, mark):
     metric = Metric("nll", "NLL", better, "fixed:2", lambda run: None)
     difference = {"mean": (low + high) / 2, "low": low, "high": high, "seeds": seeds}
-    text = module("render")._difference(metric, difference)
+    text = module("render").difference_text(metric, difference)
     assert text.endswith("]" + mark)
     assert text.startswith(metric.text((low + high) / 2, sign=True) + " [")
 
@@ -110,7 +110,9 @@ def test_the_curve_over_the_repulsion_is_averaged_over_networks(module):
         row("τ = 3", 16, 10, 0.03),
         row("τ = 3", 16, 5, -0.04),
     ]
-    text = module("render").repulsion_curve({"rows": rows, "test_examples": 10_000, "corrupted_examples": 1_000})
+    text = module("render_repulsion").repulsion_curve(
+        {"rows": rows, "test_examples": 10_000, "corrupted_examples": 1_000}
+    )
     lines = text.splitlines()
     assert lines[2:4] == ["| τ = 3 × 5 | −1.00 |", "| τ = 3 × 10 | +2.00 |"]
     assert "mean over 2 networks and 2 seeds, on 10,000 test examples and 1,000 of each" in lines[-1]
