@@ -81,7 +81,10 @@ TABLES = (
     ResultTable("docs/results.md", "repulsion-fashion-cnn", "repulsion_fashion_mnist_cnn.json", render.study),
     ResultTable("docs/results.md", "repulsion-cifar100", "repulsion_cifar100.json", render.study),
     ResultTable(
-        "docs/notes/study_protocol.md", "repulsion-strength", "repulsion_strength.json", render.repulsion_curve
+        "docs/notes/study_protocol.md",
+        "repulsion-strength",
+        "repulsion_strength.json",
+        render_repulsion.repulsion_curve,
     ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
     ResultTable("docs/notes/study_protocol.md", "ece-floor", "ece_floor_fashion_mlp.json", render_repulsion.ece_floor),
