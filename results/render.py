@@ -300,7 +300,9 @@ def _means_note(groups: list[dict[str, Any]], test_sets: Iterable[str]) -> str:
 
 
 def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
-    seeds = max(numbers["seeds"] for row in results["rows"] for numbers in row["ours"].values())
+    by_row = {row["title"]: max(numbers["seeds"] for numbers in row["ours"].values()) for row in results["rows"]}
+    seeds = max(by_row.values())
+    fewer = ", ".join(f"{title}: {count}" for title, count in by_row.items() if count < seeds)
     corrupted = results["corrupted_examples"] and any(metric.group in ("corrupted", "severity") for metric in metrics)
     found = [difference for row in results["rows"] for difference in (row.get("differences") or {}).values()]
     corrected = any(difference.get("p_holm") is not None for difference in found)
@@ -308,7 +310,8 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
         f"Ours at {results['scale']} scale, the paper's at full scale."
         if any(row["paper"] for row in results["rows"])
         else "",
-        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, {results['test_examples']:,} test examples"
+        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}{f' ({fewer})' if fewer else ''}, "
+        f"{results['test_examples']:,} test examples"
         + (f", {results['corrupted_examples']:,} in each corrupted test set." if corrupted else "."),
         "Differences: paired by seed, 95 % confidence interval"
         + ("; ▲ significantly better, ▼ worse" if seeds >= MIN_SEEDS else "")

@@ -3,12 +3,15 @@
     python results/repulsion_study.py tune fashion-mlp adp tuning
     python results/repulsion_study.py train runs repulsion-cifar10 --shard 1/2
     python results/repulsion_study.py add runs repulsion-cifar10 --human-labels cifar10h-counts.npy
+    python results/repulsion_study.py add runs repulsion-cifar10 --first-seed 5 --seeds 11
 
 tune   tunes one method on held-out images, adds it to results/tuning_SETTING.json, and prints what is chosen
-train  trains the runs of a study that are not in results/NAME.json yet, all rows or some; resumes what was interrupted
+train  trains the runs of a study that are not in results/ yet, all rows or some; resumes what was interrupted
 add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
-       results/repulsion_headline.json. Runs in these files are not trained or measured again, so they may come from
-       several machines. Until all runs are there, the table has rows with fewer seeds
+       results/repulsion_headline.json. Until all runs are there, the table has rows with fewer seeds
+
+Runs in results/ are not trained or measured again, so they may come from several machines, and studies with the same runs
+share them. A replication, with --first-seed, has a file of its own, results/NAME_from_seed_I.json.
 """
 
 import argparse
@@ -172,30 +175,37 @@ def missing(runs: Sequence[StudyRun], records: Sequence[dict[str, Any]]) -> list
     return [run for run in runs if (run.row.title, run.folder.name, run.size) not in known]
 
 
-def known_records(name: str) -> list[dict[str, Any]]:
-    """The records of the runs in the results of a study."""
-    file = results_file(name)
-    return json.loads(file.read_text())["runs"] if file.exists() else []
+def known_records(runs: Sequence[StudyRun]) -> list[dict[str, Any]]:
+    """The records of these runs in the results of any study, with their titles in this one."""
+    found = {}
+    for file in sorted(FOLDER.glob("repulsion_*.json")):
+        for record in json.loads(file.read_text()).get("runs", []):
+            found[record["folder"], record["members"]] = record
+    keys = [(run.folder.name, run.size) for run in runs]
+    return [{**found[key], "title": run.row.title} for run, key in zip(runs, keys, strict=True) if key in found]
 
 
-def train_missing(name: str, folder: Path, titles: Sequence[str], seeds: int | None, shard: Shard) -> None:
+def train_missing(
+    name: str, folder: Path, titles: Sequence[str], shard: Shard, seeds: int | None = None, first_seed: int = 0
+) -> None:
     """Train the runs that have no record, of the rows with these titles or of all, and cache their predictions."""
     study = STUDIES[name]
     if unknown := set(titles) - {row.title for row in study.rows}:
         raise SystemExit(f"{name} has no row {unknown.pop()!r}; it has {', '.join(row.title for row in study.rows)}.")
-    runs = missing(study_runs(study, "laptop", folder, seeds), known_records(name))
+    runs = study_runs(study, "laptop", folder, seeds, first_seed)
+    runs = missing(runs, known_records(runs))
     wanted = to_train([run for run in runs if not titles or run.row.title in titles])
     for run in wanted[shard.number - 1 :: shard.workers]:
         print(f"{run}: {run.folder}", flush=True)
         train_and_predict(run, Reporter(), study.protocol("laptop"), EAGER)
 
 
-def add(name: str, folder: Path, human_labels: Path | None, seeds: int) -> dict[str, Any]:
+def add(name: str, folder: Path, human_labels: Path | None, seeds: int, first_seed: int = 0) -> dict[str, Any]:
     """The results of a study with the finished runs in a folder; runs of other recipes are dropped."""
     study = STUDIES[name]
-    runs = study_runs(study, "laptop", folder, seeds)
+    runs = study_runs(study, "laptop", folder, seeds, first_seed)
     order = {(run.row.title, run.folder.name): i for i, run in enumerate(runs)}
-    records = [record for record in known_records(name) if (record["title"], record["folder"]) in order]
+    records = known_records(runs)
     protocol = replace(study.protocol("laptop"), human_labels=human_labels)
     for run in missing(runs, records):
         if run.is_finished:
@@ -213,15 +223,16 @@ HEADLINES = {
     ("repulsion-cifar100", 5): "CIFAR-100, fast CNN × 5",
 }
 """Study and number of members -> title of the primary comparison."""
+MOST_SEEDS = 20
 
 
 def headline() -> dict[str, Any]:
-    """The primary comparisons of all settings that have results: feature-WGD tuned vs Deep Ensembles."""
+    """The primary comparisons, over all seeds of each setting: feature-WGD tuned vs Deep Ensembles."""
     settings = []
     for (name, members), title in HEADLINES.items():
-        if not (file := results_file(name)).exists():
-            continue
-        rows = [row for row in json.loads(file.read_text())["rows"] if row["members"] == members]
+        runs = study_runs(STUDIES[name], "laptop", Path(), MOST_SEEDS)
+        rows = study_results(STUDIES[name], "laptop", runs, known_records(runs), 10_000)["rows"]
+        rows = [row for row in rows if row["members"] == members]
         (tuned,) = [row for row in rows if row["title"].startswith("feature-WGD, τ")] or [None]
         if tuned is None or "differences" not in tuned:
             continue
@@ -252,11 +263,13 @@ def main() -> None:
     adder.add_argument("name", choices=[name for name in STUDIES if name.startswith("repulsion-")])
     adder.add_argument("--human-labels", type=Path, help="human labels of the test set, as for featureflock evaluate")
     adder.add_argument("--seeds", type=int, default=10, help="largest number of seeds")
+    adder.add_argument("--first-seed", type=int, default=0, help="the first seed; others follow")
     trainer = commands.add_parser("train", help="train the runs that the results of a study do not have")
     trainer.add_argument("folder", type=Path, help="folder for the runs")
     trainer.add_argument("name", choices=[name for name in STUDIES if name.startswith("repulsion-")])
     trainer.add_argument("--rows", nargs="+", default=[], help="titles of rows; all by default")
     trainer.add_argument("--seeds", type=int, help="number of seeds, instead of the study's own")
+    trainer.add_argument("--first-seed", type=int, default=0, help="the first seed; others follow")
     trainer.add_argument("--shard", type=Shard.parse, default=Shard(), help="I/K, the I-th of K workers")
     options = parser.parse_args()
     if not has_bfloat16():
@@ -265,11 +278,12 @@ def main() -> None:
         results = tune_method(options.setting, options.method, options.folder)
         file = results_file(f"tuning-{options.setting}")
     elif options.command == "train":
-        train_missing(options.name, options.folder, options.rows, options.seeds, options.shard)
+        train_missing(options.name, options.folder, options.rows, options.shard, options.seeds, options.first_seed)
         return
     else:
-        results = add(options.name, options.folder, options.human_labels, options.seeds)
-        file = results_file(options.name)
+        results = add(options.name, options.folder, options.human_labels, options.seeds, options.first_seed)
+        suffix = f"-from-seed-{options.first_seed}" if options.first_seed else ""
+        file = results_file(options.name + suffix)
         for row in results["rows"]:
             print(f"{row['title']}: {row['ours']['accuracy']['seeds']} seeds")
     _write(file, results)

@@ -1,6 +1,7 @@
 """results/: files are collected, and tables written, with the right signs and marks."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -132,17 +133,18 @@ def test_runs_that_the_results_have_are_not_trained_again(module, monkeypatch, t
     study = module("repulsion_study")
     runs = study.study_runs(study.STUDIES["repulsion-fashion-mnist-cnn"], "laptop", tmp_path, 2)
     known = [
-        {"title": run.row.title, "folder": run.folder.name, "members": run.size}
+        {"title": "of another study", "folder": run.folder.name, "members": run.size}
         for run in runs
         if run.recipe.seed == 1 or run.row.title == "Deep Ensembles × 5"
     ]
+    (tmp_path / "repulsion_another.json").write_text(json.dumps({"runs": known}))
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
     trained = []
-    monkeypatch.setattr(study, "known_records", lambda name: known)
     monkeypatch.setattr(study, "train_and_predict", lambda run, *rest: trained.append((run.row.title, run.recipe.seed)))
 
-    def train(*titles, shard=study.Shard()):
+    def train(*titles, shard=study.Shard(), seeds=2, first_seed=0):
         trained.clear()
-        study.train_missing("repulsion-fashion-mnist-cnn", tmp_path, titles, 2, shard)
+        study.train_missing("repulsion-fashion-mnist-cnn", tmp_path, titles, shard, seeds, first_seed)
         return list(trained)
 
     everything = train()
@@ -151,6 +153,7 @@ def test_runs_that_the_results_have_are_not_trained_again(module, monkeypatch, t
     assert all(seed == 0 for _, seed in everything)
     assert ("Deep Ensembles × 5", 0) not in everything
     assert train("Single", "Deep Ensembles × 5") == [("Single", 0)]
+    assert train("Single", seeds=2, first_seed=1) == [("Single", 2)]
     assert sorted(train(shard=study.Shard(1, 2)) + train(shard=study.Shard(2, 2))) == sorted(everything)
     with pytest.raises(SystemExit, match="has no row 'Nobody'"):
         train("Nobody")
