@@ -14,7 +14,10 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import render_repulsion
 from matplotlib.figure import Figure
+
+from featureflock.evaluation.statistics import mean
 
 ROOT = Path(__file__).parents[1]
 SIZE_PANELS = {"accuracy": ("accuracy, %", 100), "nll": ("NLL", 1), "corrupted_nll": ("NLL, corrupted images", 1)}
@@ -178,7 +181,7 @@ def strength(results: dict[str, Any]) -> Figure:
 
 
 def repulsion_curve(results: dict[str, Any]) -> Figure:
-    """Differences vs Deep Ensembles by the repulsion τ, for three widths, with 5 (dashed) and 10 members."""
+    """Differences vs Deep Ensembles by repulsion τ, for three widths, with 5 (dashed) and 10 members; bars: standard error."""
     panels = {
         "accuracy": "accuracy, points",
         "nll": "NLL",
@@ -191,26 +194,26 @@ def repulsion_curve(results: dict[str, Any]) -> Figure:
         "corrupted_ece": "cECE",
         "member_accuracy": "member accuracy, points",
     }
-    curves: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for row in results["rows"]:
-        if row["title"].startswith("τ = "):
-            tau, _, network = row["title"].removeprefix("τ = ").partition(", ")
-            curves.setdefault(network, []).append((tau, row["differences"]))
+    curves: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for (network, members, method), by_seed in render_repulsion.gains(results).items():
+        curves.setdefault(f"{network} × {members}", {})[method.removeprefix("τ = ")] = list(by_seed.values())
     widths = list(dict.fromkeys(network.partition(" ×")[0] for network in curves))
     figure = _figure(13, 5)
     for axes, (key, title) in zip(figure.subplots(2, 5).flat, panels.items(), strict=True):
         axes.axhline(0, color=COLOURS[0], lw=1)
         factor = 100 if title.endswith("points") else 1
         for network, points in curves.items():
-            means = [factor * differences[key]["mean"] for _, differences in points]
+            means = [mean([factor * gains[key] for gains in of]) for of in points.values()]
             colour = COLOURS[1:][widths.index(network.partition(" ×")[0])]
             fewer = network.endswith("× 5")
-            axes.plot(
-                [tau for tau, _ in points],
-                means,
-                "--" if fewer else "-",
+            axes.errorbar(
+                list(points),
+                [of.mean for of in means],
+                [(of.sd or 0) / of.seeds**0.5 for of in means],
+                ls="--" if fewer else "-",
                 marker="o",
                 ms=4,
+                elinewidth=1,
                 color=colour,
                 mfc="white" if fewer else colour,
                 label=network,

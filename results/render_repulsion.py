@@ -1,11 +1,12 @@
 """Markdown tables of the repulsion study (docs/notes/study_protocol.md)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from render import COMPARISON, Numbers, difference_text, head, markdown
 
 from featureflock.evaluation.metrics.registry import find_metric
-from featureflock.evaluation.statistics import mean
+from featureflock.evaluation.statistics import mean, paired_difference
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -23,24 +24,80 @@ def headline(results: dict[str, Any]) -> str:
 
 
 def repulsion_curve(results: dict[str, Any]) -> str:
-    """Differences vs Deep Ensembles by repulsion and number of members, averaged over the networks."""
-    points: dict[tuple[str, int], list[Numbers]] = {}
-    for row in results["rows"]:
-        if "differences" in row:
-            points.setdefault((row["title"].partition(",")[0], row["members"]), []).append(row["differences"])
-    metrics = [find_metric(key) for key in next(iter(points.values()))[0]]
+    """Differences vs Deep Ensembles by repulsion and number of members; each seed is the mean over the networks."""
+    curves = gains(results)
+    networks = {network for network, _, _ in curves}
+    points = dict.fromkeys((method, members) for _, members, method in curves)
+    metrics = [find_metric(key) for key in _metrics(results)]
+    lines = []
+    for method, members in sorted(points, key=lambda point: point[1]):
+        of = [curves[network, members, method] for network in networks]
+        cells = (difference_text(metric, _over_seeds(metric.key, of)) for metric in metrics)
+        lines.append([f"{method} × {members}", *cells])
+    note = f"feature-WGD minus Deep Ensembles with the same number of members, mean over {len(networks)} networks"
+    seeds = _seeds_note(results, len(next(iter(curves.values()))))
+    return markdown(["", *map(head, metrics)], lines) + f"\n\n{note} and {seeds}"
+
+
+def gains_by_width(results: dict[str, Any]) -> str:
+    """Differences vs Deep Ensembles by the width of the network, at τ = 10 with 10 members, and how they change."""
+    widths = {network: of for (network, members, method), of in gains(results).items() if (members, method) == WIDTHS}
+    metrics = [find_metric(key) for key in _metrics(results)]
     lines = [
-        [f"{tau} × {members}", *(m.text(mean([n[m.key]["mean"] for n in numbers]).mean, sign=True) for m in metrics)]
-        for (tau, members), numbers in sorted(points.items(), key=lambda point: point[0][1])
+        [network, *(difference_text(metric, _over_seeds(metric.key, [of])) for metric in metrics)]
+        for network, of in widths.items()
     ]
-    seeds = min(numbers["accuracy"]["seeds"] for point in points.values() for numbers in point)
-    widths = len(next(iter(points.values())))
-    note = (
-        f"feature-WGD minus Deep Ensembles with the same number of members, mean over {widths} networks and {seeds} "
-        f"seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples and {results['corrupted_examples']:,} "
-        "of each corrupted test set."
+    narrow, *_, wide = widths
+    cells = (difference_text(metric, _over_seeds(metric.key, [widths[wide]], widths[narrow])) for metric in metrics)
+    lines.append([f"{wide} minus {narrow}", *cells])
+    members, method = WIDTHS
+    note = f"feature-WGD with {method} × {members} minus Deep Ensembles × {members}, mean over"
+    return markdown(["", *map(head, metrics)], lines) + f"\n\n{note} {_seeds_note(results, len(widths[wide]))}"
+
+
+WIDTHS = (10, "τ = 10")
+"""Members and row of the comparison of widths."""
+
+
+def gains(results: dict[str, Any]) -> dict[tuple[str, int, str], dict[int, Numbers]]:
+    """By network, members and method, then by seed: differences of the metrics vs Deep Ensembles.
+
+    Only of the seeds that all rows have.
+    """
+    runs: dict[tuple[str, int, str], dict[int, Numbers]] = {}
+    for run in results["runs"]:
+        method, _, network = run["title"].rpartition(" × ")[0].partition(", ")
+        runs.setdefault((network, run["members"], method), {})[run["seed"]] = run["numbers"]
+    seeds = sorted(set.intersection(*map(set, runs.values())))
+    differences = {}
+    for (network, members, method), ours in runs.items():
+        if method != "Deep Ensembles":
+            theirs = runs[network, members, "Deep Ensembles"]
+            differences[network, members, method] = {
+                seed: {key: ours[seed][key] - theirs[seed][key] for key in _metrics(results)} for seed in seeds
+            }
+    return differences
+
+
+def _metrics(results: dict[str, Any]) -> list[str]:
+    return list(results["rows"][0]["ours"])
+
+
+def _over_seeds(
+    key: str, several: Sequence[dict[int, Numbers]], than: dict[int, Numbers] | None = None
+) -> dict[str, Any] | None:
+    """The mean of several differences, with `than` minus that one, and its interval over seeds."""
+    ours = {seed: mean([of[seed][key] for of in several]).mean for seed in several[0]}
+    difference = paired_difference(ours, {seed: than[seed][key] if than else 0.0 for seed in ours})
+    return difference and difference._asdict()
+
+
+def _seeds_note(results: dict[str, Any], seeds: int) -> str:
+    return (
+        f"{seeds} seed{'s' * (seeds > 1)}, on {results['test_examples']:,} test examples and "
+        f"{results['corrupted_examples']:,} of each corrupted test set"
+        + (", with 95 % confidence interval over seeds, not corrected." if seeds > 1 else ".")
     )
-    return markdown(["", *map(head, metrics)], lines) + "\n\n" + note
 
 
 def forces(results: dict[str, Any]) -> str:

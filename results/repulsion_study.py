@@ -10,8 +10,8 @@ train  trains the runs of a study that are not in results/ yet, all rows or some
 add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
        results/repulsion_headline.json. Until all runs are there, the table has rows with fewer seeds
 
-Runs in results/ are not trained or measured again, so they may come from several machines, and studies with the same runs
-share them. A replication, with --first-seed, has a file of its own, results/NAME_from_seed_I.json.
+Runs in results/ are not trained or measured again, so they may come from several machines, and studies with the same
+runs share them. A replication, with --first-seed, has a file of its own, results/NAME_from_seed_I.json.
 """
 
 import argparse

@@ -86,6 +86,9 @@ TABLES = (
         "repulsion_strength.json",
         render_repulsion.repulsion_curve,
     ),
+    ResultTable(
+        "docs/notes/study_protocol.md", "gains-by-width", "repulsion_strength.json", render_repulsion.gains_by_width
+    ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
     ResultTable("docs/notes/study_protocol.md", "ece-floor", "ece_floor_fashion_mlp.json", render_repulsion.ece_floor),
     ResultTable("docs/notes/study_protocol.md", "forces", "forces_cifar10.json", render_repulsion.forces),

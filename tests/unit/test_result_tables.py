@@ -99,24 +99,54 @@ def test_a_choice_gives_up_neither_accuracy_nor_any_endpoint_if_it_can(module):
     assert choice(inaccurate, accurate, best) == {"name": "best", "gain": pytest.approx(0.02 / 8)}
 
 
-def test_the_curve_over_the_repulsion_is_averaged_over_networks(module):
-    def row(tau, width, members, difference):
-        differences = {"accuracy": {"mean": difference, "seeds": 2}}
-        return {"title": f"{tau}, MLP {width} × {members}", "members": members, "differences": differences}
+def strength_results(gains, unfinished=()):
+    """Results of the curve: Deep Ensembles have accuracies by seed, feature-WGD those plus the gains of its row."""
+    deep_ensembles = {0: 0.50, 1: 0.53, 2: 0.51}
+    runs = []
+    for (tau, network, members), of in gains.items():
+        for seed, accuracy in deep_ensembles.items():
+            for method, gain in (("Deep Ensembles", 0.0), (f"τ = {tau}", of[seed])):
+                run = {"title": f"{method}, {network} × {members}", "members": members, "seed": seed}
+                runs.append(run | {"numbers": {"accuracy": accuracy + gain, "not tabulated": 1.0}})
+    runs = [run for run in runs if (run["title"], run["seed"]) not in unfinished]
+    return {"rows": [{"ours": {"accuracy": {}}}], "runs": runs, "test_examples": 10_000, "corrupted_examples": 1_000}
 
-    rows = [{"title": "Deep Ensembles, MLP 8 × 5", "members": 5}]
-    rows += [
-        row("τ = 3", 8, 10, 0.01),
-        row("τ = 3", 8, 5, 0.02),
-        row("τ = 3", 16, 10, 0.03),
-        row("τ = 3", 16, 5, -0.04),
-    ]
-    text = module("render_repulsion").repulsion_curve(
-        {"rows": rows, "test_examples": 10_000, "corrupted_examples": 1_000}
-    )
-    lines = text.splitlines()
-    assert lines[2:4] == ["| τ = 3 × 5 | −1.00 |", "| τ = 3 × 10 | +2.00 |"]
-    assert "mean over 2 networks and 2 seeds, on 10,000 test examples and 1,000 of each" in lines[-1]
+
+def test_the_curve_over_the_repulsion_is_averaged_over_networks_then_over_seeds(module):
+    """Means by seed: 0.01, 0.03, 0.02, half-width 4.3027 · 0.01 / √3; of 5 members 0.01 each, so no interval."""
+    gains = {
+        (3, "MLP 8", 10): (0.00, 0.06, 0.04),
+        (3, "MLP 16", 10): (0.02, 0.00, 0.00),
+        (3, "MLP 8", 5): (0.02, 0.01, 0.00),
+        (3, "MLP 16", 5): (0.00, 0.01, 0.02),
+    }
+    lines = module("render_repulsion").repulsion_curve(strength_results(gains)).splitlines()
+    assert lines[2:4] == ["| τ = 3 × 5 | +1.00 |", "| τ = 3 × 10 | +2.00 [−0.48, 4.48] |"]
+    assert "mean over 2 networks and 3 seeds, on 10,000 test examples and 1,000 of each" in lines[-1]
+
+
+def test_only_seeds_that_every_row_has_are_in_the_curve(module):
+    gains = {(3, "MLP 8", 10): (0.01, 0.02, 0.5), (5, "MLP 8", 10): (0.03, 0.04, 0.5)}
+    results = strength_results(gains, unfinished=[("τ = 5, MLP 8 × 10", 2)])
+    lines = module("render_repulsion").repulsion_curve(results).splitlines()
+    assert [line.partition(" [")[0] for line in lines[2:4]] == ["| τ = 3 × 10 | +1.50", "| τ = 5 × 10 | +3.50"]
+    assert "and 2 seeds" in lines[-1]
+
+
+def test_whether_gains_grow_with_the_width_is_tested_by_seed(module):
+    """The last row is widest minus narrowest: 0.01, 0.02, 0.03, half-width 4.3027 · 0.01 / √3."""
+    gains = {
+        (10, "MLP 8", 10): (0.01, 0.02, 0.03),
+        (10, "MLP 16", 10): (0.09, 0.09, 0.09),
+        (10, "MLP 32", 10): (0.02, 0.04, 0.06),
+        (10, "MLP 32", 5): (0.50, 0.50, 0.50),
+        (5, "MLP 32", 10): (0.50, 0.50, 0.50),
+    }
+    lines = module("render_repulsion").gains_by_width(strength_results(gains)).splitlines()
+    assert [line.split(" |")[0] for line in lines[2:5]] == ["| MLP 8", "| MLP 16", "| MLP 32"]
+    assert lines[3] == "| MLP 16 | +9.00 |"
+    assert lines[5] == "| MLP 32 minus MLP 8 | +2.00 [−0.48, 4.48] |"
+    assert "τ = 10 × 10 minus Deep Ensembles × 10, mean over 3 seeds" in lines[-1]
 
 
 def test_the_best_of_a_search_are_bold_among_candidates_with_as_many_seeds(module):
