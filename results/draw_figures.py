@@ -181,7 +181,7 @@ def strength(results: dict[str, Any]) -> Figure:
 
 
 def repulsion_curve(results: dict[str, Any]) -> Figure:
-    """Differences vs Deep Ensembles by repulsion τ, for three widths, with 5 (dashed) and 10 members; bars: standard error."""
+    """Differences vs Deep Ensembles by repulsion τ, for three widths; dashed: 5 members, bars: standard errors."""
     panels = {
         "accuracy": "accuracy, points",
         "nll": "NLL",
