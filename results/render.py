@@ -243,18 +243,19 @@ def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[st
     return [markdown([f"difference vs {baseline}", *map(head, metrics)], rows), note]
 
 
-def difference_text(metric: Metric, difference: Numbers | None) -> str:
+def difference_text(metric: Metric, difference: Numbers | None, with_interval: bool = True) -> str:
+    """The mean, its 95 % interval and, if it is significant, ▲ for better or ▼ for worse."""
     if difference is None:
         return "–"
     text, low, high = metric.text(difference["mean"], sign=True), difference["low"], difference["high"]
     if low is None or high - low < 1e-12:  # all differences are equal: no interval
         return text
-    mark = ""
+    interval = f" [{metric.text(low)}, {metric.text(high)}]" if with_interval else ""
     corrected = difference.get("p_holm")
     significant = not low <= 0 <= high if corrected is None else corrected < 0.05
-    if metric.better and difference["seeds"] >= MIN_SEEDS and significant:
-        mark = " ▲" if (low > 0) == (metric.better == "higher") else " ▼"
-    return f"{text} [{metric.text(low)}, {metric.text(high)}]{mark}"
+    if not metric.better or difference["seeds"] < MIN_SEEDS or not significant:
+        return text + interval
+    return text + interval + (" ▲" if (low > 0) == (metric.better == "higher") else " ▼")
 
 
 def _means(groups: list[Numbers], metrics: list[Metric]) -> list[list[str]]:

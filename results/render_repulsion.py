@@ -14,11 +14,12 @@ def headline(results: dict[str, Any]) -> str:
     metrics = [find_metric(key) for key in COMPARISON]
     lines = []
     for entry in results["settings"]:
-        cells = [difference_text(metric, entry["differences"].get(metric.key)) for metric in metrics]
+        differences = [(metric, entry["differences"].get(metric.key)) for metric in metrics]
+        cells = [difference_text(metric, difference, with_interval=False) for metric, difference in differences]
         lines.append([entry["setting"], str(entry["seeds"]), *cells])
     note = (
-        "feature-WGD with tuned repulsion minus Deep Ensembles: mean, paired by seed, with 95 % confidence interval; "
-        "▲ significantly better, ▼ worse, after Holm's correction within the row."
+        "feature-WGD with tuned repulsion minus Deep Ensembles, mean over seeds; ▲ significantly better, ▼ worse, "
+        "after Holm's correction within the row. Intervals: in the figure and in the tables below."
     )
     return markdown(["", "Seeds", *map(head, metrics)], lines) + "\n\n" + note
 

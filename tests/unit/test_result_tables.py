@@ -49,7 +49,9 @@ def test_only_significant_differences_of_three_seeds_are_marked(module, better, 
     difference = {"mean": (low + high) / 2, "low": low, "high": high, "seeds": seeds}
     text = module("render").difference_text(metric, difference)
     assert text.endswith("]" + mark)
-    assert text.startswith(metric.text((low + high) / 2, sign=True) + " [")
+    mean = metric.text((low + high) / 2, sign=True)
+    assert text.startswith(mean + " [")
+    assert module("render").difference_text(metric, difference, with_interval=False) == mean + mark
 
 
 def test_best_means_are_bold_in_the_direction_of_the_metric(module):
