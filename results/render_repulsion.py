@@ -1,11 +1,13 @@
 """Markdown tables of the repulsion study (docs/notes/study_protocol.md)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from render import COMPARISON, Numbers, difference_text, head, markdown
 
-from featureflock.evaluation.metrics.registry import find_metric
+from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.statistics import mean, paired_difference
 
 
@@ -141,3 +143,26 @@ def ece_floor(results: dict[str, Any]) -> str:
     clean, corrupted = results["draws"]["clean"], results["draws"]["corrupted"]
     note = f"Perfectly calibrated: mean ± sd of {clean} (clean) and {corrupted} (corrupted) draws of the labels."
     return markdown(heads, lines) + "\n\n" + note
+
+
+def claims(results: dict[str, Any]) -> str:
+    """Differences that test the paper's claims, with their intervals; ✓ supports the claim, ✗ contradicts it."""
+    keys = [key for claim in results["claims"] for of in claim["comparisons"] for key in of["differences"]]
+    metrics = [find_metric(key) for key in dict.fromkeys(keys)]
+    lines = []
+    for claim in results["claims"]:
+        for text, comparison in zip_longest([claim["claim"]], claim["comparisons"], fillvalue=""):
+            cells = [_evidence(metric, comparison["differences"].get(metric.key)) for metric in metrics]
+            lines.append([text, comparison["title"], *cells])
+    note = (
+        "Differences with 95 % confidence interval over seeds, not corrected. ✓: the interval supports the claim; "
+        "✗: it contradicts the claim; neither: undecided. Equal: within 0.1 points or 0.002."
+    )
+    return markdown(["claim", "measured", *map(head, metrics)], lines, text_columns=2) + "\n\n" + note
+
+
+def _evidence(metric: Metric, difference: Numbers | None) -> str:
+    if difference is None:
+        return ""
+    marks = {"supported": " ✓", "contradicted": " ✗", "undecided": ""}
+    return difference_text(replace(metric, better=""), difference) + marks[difference["verdict"]]

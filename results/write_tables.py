@@ -76,6 +76,7 @@ TABLES = (
     ),
     ResultTable("docs/security.md", "fuzz", "fuzz.json", render.fuzz),
     ResultTable("docs/results.md", "headline", "repulsion_headline.json", render_repulsion.headline),
+    ResultTable("docs/results.md", "claims", "claims.json", render_repulsion.claims),
     ResultTable("docs/results.md", "repulsion-fashion-mlp", "repulsion_fashion_mnist_mlp.json", render.study),
     ResultTable("docs/results.md", "repulsion-cifar10", "repulsion_cifar10.json", render.study),
     ResultTable("docs/results.md", "repulsion-fashion-cnn", "repulsion_fashion_mnist_cnn.json", render.study),

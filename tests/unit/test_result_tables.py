@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from featureflock.evaluation.metrics.registry import Metric
+from featureflock.evaluation.statistics import PairedDifference
 
 ROOT = Path(__file__).parents[2]
 
@@ -189,3 +190,57 @@ def test_runs_that_the_results_have_are_not_trained_again(module, monkeypatch, t
     assert sorted(train(shard=study.Shard(1, 2)) + train(shard=study.Shard(2, 2))) == sorted(everything)
     with pytest.raises(SystemExit, match="has no row 'Nobody'"):
         train("Nobody")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected", "verdict"),
+    [
+        (0.001, 0.003, "higher", "supported"),
+        (0.001, 0.003, "lower", "contradicted"),
+        (-0.003, -0.001, "higher", "contradicted"),
+        (-0.003, -0.001, "lower", "supported"),
+        (-0.001, 0.003, "higher", "undecided"),
+        (0.001, 0.0019, "equal", "supported"),
+        (0.001, 0.0021, "equal", "undecided"),
+        (0.0021, 0.003, "equal", "contradicted"),
+        (-0.003, -0.0021, "equal", "contradicted"),
+        (None, None, "equal", "undecided"),
+    ],
+)
+def test_an_interval_on_the_side_that_the_paper_claims_supports_it(module, low, high, expected, verdict):
+    difference = PairedDifference(0.0, low, high, 3)
+    assert module("claims").verdict(difference, expected, margin=0.002) == verdict
+
+
+def test_better_is_higher_for_accuracies_and_lower_for_the_rest(module):
+    claims = module("claims")
+    assert {key for key, side in claims.BETTER.items() if side == "higher"} == {"accuracy", "corrupted_accuracy"}
+    assert all({claims.BETTER[key], claims.WORSE[key]} == {"higher", "lower"} for key in claims.BETTER)
+
+
+def test_gains_of_two_sizes_are_compared_by_seed(module, monkeypatch, tmp_path):
+    """(a − b) − (c − d) is 0.01, 0.02, 0.03 for the seeds that all four rows have."""
+    claims = module("claims")
+    values = {"a": (0.30, 0.30, 0.30, 0.9), "b": (0.1, 0.1, 0.1), "c": (0.29, 0.28, 0.27), "d": (0.1, 0.1, 0.1)}
+    runs = [
+        {"title": title, "seed": seed, "numbers": {"nll": value}}
+        for title, of in values.items()
+        for seed, value in enumerate(of)
+    ]
+    (tmp_path / "sizes.json").write_text(json.dumps({"runs": runs}))
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    comparison = claims.Comparison("more members", "sizes", ("a", "d"), ("b", "c"))
+    monkeypatch.setattr(claims, "CLAIMS", (claims.Claim("NLL gains grow", {"nll": "lower"}, (comparison,)),))
+    results = claims.measure()
+    ((difference,),) = ([of["differences"]["nll"] for of in claim["comparisons"]] for claim in results["claims"])
+    assert difference["mean"] == pytest.approx(0.02)
+    assert difference["low"] == pytest.approx(0.02 - 4.3027 * 0.01 / 3**0.5, rel=1e-4)
+    assert (difference["seeds"], difference["verdict"]) == (3, "undecided")
+    assert "| NLL gains grow | more members | +0.0200 [−0.0048, 0.0448] |" in module("render_repulsion").claims(results)
+    difference["verdict"] = "contradicted"
+    assert "0.0448] ✗ |" in module("render_repulsion").claims(results)
+
+
+def test_the_claims_are_those_of_the_results(module):
+    claims = module("claims")
+    assert json.loads((claims.FOLDER / "claims.json").read_text()) == claims.measure()
