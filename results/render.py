@@ -316,8 +316,8 @@ def _study_note(results: dict[str, Any], metrics: list[Metric]) -> str:
         + (f", {results['corrupted_examples']:,} in each corrupted test set." if corrupted else "."),
         "Differences: paired by seed, 95 % confidence interval"
         + ("; ▲ significantly better, ▼ worse" if seeds >= MIN_SEEDS else "")
-        + (", after Holm's correction within the row." if corrected else "."),
-        "Best of ours in bold.",
+        + (", the eight endpoints after Holm's correction." if corrected else "."),
+        "Best mean of ours in bold.",
     ]
     return " ".join(filter(None, parts))
 
