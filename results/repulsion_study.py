@@ -97,7 +97,7 @@ SEARCHES = {
         "repulsion-cifar100",
         {"epochs": 8},
         {"budget": 2, "seeds": 1, "held_out": 5_000, "corrupted_examples": 400},
-        {"deep-ensembles": [{"epochs": (8,)}], "feature-wgd": _repulsions((3e-4, (10.0,)))},
+        {"deep-ensembles": [{"epochs": (8,)}], "feature-wgd": _repulsions((1e-4, (10.0,)))},
     ),
 }
 
