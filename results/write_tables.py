@@ -88,6 +88,9 @@ TABLES = (
         render_repulsion.repulsion_curve,
     ),
     ResultTable(
+        "docs/notes/study_protocol.md", "replication-cifar10", "repulsion_cifar10_from_seed_5.json", render.study
+    ),
+    ResultTable(
         "docs/notes/study_protocol.md", "gains-by-width", "repulsion_strength.json", render_repulsion.gains_by_width
     ),
     ResultTable("docs/notes/study_protocol.md", "repulsion-size", "repulsion_size.json", render.study),
