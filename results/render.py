@@ -243,19 +243,31 @@ def _differences(groups: list[dict[str, Any]], metrics: list[Metric]) -> list[st
     return [markdown([f"difference vs {baseline}", *map(head, metrics)], rows), note]
 
 
-def difference_text(metric: Metric, difference: Numbers | None, with_interval: bool = True) -> str:
-    """The mean, its 95 % interval and, if it is significant, ▲ for better or ▼ for worse."""
-    if difference is None:
-        return "–"
-    text, low, high = metric.text(difference["mean"], sign=True), difference["low"], difference["high"]
-    if low is None or high - low < 1e-12:  # all differences are equal: no interval
+def difference_text(metric: Metric, difference: Numbers | None) -> str:
+    """The mean, its interval and, if it is significant, a mark."""
+    return "–" if difference is None else interval_text(metric, difference) + significance_mark(metric, difference)
+
+
+def interval_text(metric: Metric, difference: Numbers) -> str:
+    """The mean and its 95 % interval; the mean alone if there is one seed or all differences are equal."""
+    text = metric.text(difference["mean"], sign=True)
+    if not _has_interval(difference):
         return text
-    interval = f" [{metric.text(low)}, {metric.text(high)}]" if with_interval else ""
-    corrected = difference.get("p_holm")
-    significant = not low <= 0 <= high if corrected is None else corrected < 0.05
-    if not metric.better or difference["seeds"] < MIN_SEEDS or not significant:
-        return text + interval
-    return text + interval + (" ▲" if (low > 0) == (metric.better == "higher") else " ▼")
+    return f"{text} [{metric.text(difference['low'])}, {metric.text(difference['high'])}]"
+
+
+def significance_mark(metric: Metric, difference: Numbers) -> str:
+    """▲ for significantly better, ▼ for significantly worse."""
+    if not metric.better or difference["seeds"] < MIN_SEEDS or not _has_interval(difference):
+        return ""
+    low, corrected = difference["low"], difference.get("p_holm")
+    if not (not low <= 0 <= difference["high"] if corrected is None else corrected < 0.05):
+        return ""
+    return " ▲" if (low > 0) == (metric.better == "higher") else " ▼"
+
+
+def _has_interval(difference: Numbers) -> bool:
+    return difference["low"] is not None and difference["high"] - difference["low"] >= 1e-12
 
 
 def _means(groups: list[Numbers], metrics: list[Metric]) -> list[list[str]]:

@@ -1,11 +1,9 @@
 """Markdown tables of the repulsion study (docs/notes/study_protocol.md)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
-from render import COMPARISON, Numbers, difference_text, head, markdown
+from render import COMPARISON, Numbers, difference_text, head, interval_text, markdown, significance_mark
 
 from featureflock.evaluation.metrics.registry import Metric, find_metric
 from featureflock.evaluation.statistics import mean, paired_difference
@@ -16,8 +14,8 @@ def headline(results: dict[str, Any]) -> str:
     metrics = [find_metric(key) for key in COMPARISON]
     lines = []
     for entry in results["settings"]:
-        differences = [(metric, entry["differences"].get(metric.key)) for metric in metrics]
-        cells = [difference_text(metric, difference, with_interval=False) for metric, difference in differences]
+        differences = [(metric, entry["differences"][metric.key]) for metric in metrics]
+        cells = [metric.text(of["mean"], sign=True) + significance_mark(metric, of) for metric, of in differences]
         lines.append([entry["setting"], str(entry["seeds"]), *cells])
     note = (
         "feature-WGD with tuned repulsion minus Deep Ensembles, mean over seeds; ▲ significantly better, ▼ worse, "
@@ -151,9 +149,9 @@ def claims(results: dict[str, Any]) -> str:
     metrics = [find_metric(key) for key in dict.fromkeys(keys)]
     lines = []
     for claim in results["claims"]:
-        for text, comparison in zip_longest([claim["claim"]], claim["comparisons"], fillvalue=""):
+        for k, comparison in enumerate(claim["comparisons"]):
             cells = [_evidence(metric, comparison["differences"].get(metric.key)) for metric in metrics]
-            lines.append([text, comparison["title"], *cells])
+            lines.append(["" if k else claim["claim"], comparison["title"], *cells])
     note = (
         "Differences with 95 % confidence interval over seeds, not corrected. ✓: the interval supports the claim; "
         "✗: it contradicts the claim; neither: undecided. Equal: within 0.1 points or 0.002."
@@ -165,4 +163,4 @@ def _evidence(metric: Metric, difference: Numbers | None) -> str:
     if difference is None:
         return ""
     marks = {"supported": " ✓", "contradicted": " ✗", "undecided": ""}
-    return difference_text(replace(metric, better=""), difference) + marks[difference["verdict"]]
+    return interval_text(metric, difference) + marks[difference["verdict"]]

@@ -8,7 +8,8 @@
 tune   tunes one method on held-out images, adds it to results/tuning_SETTING.json, and prints what is chosen
 train  trains the runs of a study that are not in results/ yet, all rows or some; resumes what was interrupted
 add    measures the finished runs in a folder and adds them to results/NAME.json, and their primary comparison to
-       results/repulsion_headline.json. Until all runs are there, the table has rows with fewer seeds
+       results/repulsion_headline.json; also writes results/claims.json. Until all runs are there, the table has rows
+       with fewer seeds
 
 Runs in results/ are not trained or measured again, so they may come from several machines, and studies with the same
 runs share them. A replication, with --first-seed, has a file of its own, results/NAME_from_seed_I.json.
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import claims
 import collect
 import products_in_float32
 
@@ -214,33 +216,24 @@ def add(name: str, folder: Path, human_labels: Path | None, seeds: int, first_se
     return study_results(study, "laptop", runs, records, 10_000)
 
 
-HEADLINES = {
-    ("repulsion-fashion-mnist-mlp", 10): "Fashion-MNIST, MLP × 10",
-    ("repulsion-fashion-mnist-mlp", 5): "Fashion-MNIST, MLP × 5",
-    ("repulsion-fashion-mnist-cnn", 10): "Fashion-MNIST, CNN × 10",
-    ("repulsion-fashion-mnist-cnn", 5): "Fashion-MNIST, CNN × 5",
-    ("repulsion-cifar10", 5): "CIFAR-10, fast CNN × 5",
-    ("repulsion-cifar100", 5): "CIFAR-100, fast CNN × 5",
-}
-"""Study and number of members -> title of the primary comparison."""
 MOST_SEEDS = 20
 
 
 def headline() -> dict[str, Any]:
     """The primary comparisons, over all seeds of each setting: feature-WGD tuned vs Deep Ensembles."""
     settings = []
-    for (name, members), title in HEADLINES.items():
-        runs = study_runs(STUDIES[name], "laptop", Path(), MOST_SEEDS)
-        rows = study_results(STUDIES[name], "laptop", runs, known_records(runs), 10_000)["rows"]
-        rows = [row for row in rows if row["members"] == members]
-        (tuned,) = [row for row in rows if row["title"].startswith("feature-WGD, τ")] or [None]
-        if tuned is None or "differences" not in tuned:
+    for setting in claims.SETTINGS:
+        study = STUDIES[setting.study]
+        runs = study_runs(study, "laptop", Path(), MOST_SEEDS)
+        rows = {row["title"]: row for row in study_results(study, "laptop", runs, known_records(runs), 10_000)["rows"]}
+        tuned = rows.get(setting.tuned + setting.end, {})
+        if "differences" not in tuned:
             continue
-        (baseline,) = [row for row in rows if row["title"] == tuned["against"]]
+        baseline = rows[tuned["against"]]
         differences = tuned["differences"]
         settings.append(
             {
-                "setting": title,
+                "setting": setting.title,
                 "method": tuned["title"],
                 "seeds": differences["accuracy"]["seeds"],
                 "baseline": baseline["ours"],
@@ -292,6 +285,7 @@ def main() -> None:
             print(f"{method}: {values}")
     else:
         _write(results_file("repulsion-headline"), headline())
+        _write(results_file("claims"), claims.measure())
 
 
 def _write(file: Path, results: dict[str, Any]) -> None:

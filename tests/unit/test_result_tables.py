@@ -52,7 +52,7 @@ def test_only_significant_differences_of_three_seeds_are_marked(module, better, 
     assert text.endswith("]" + mark)
     mean = metric.text((low + high) / 2, sign=True)
     assert text.startswith(mean + " [")
-    assert module("render").difference_text(metric, difference, with_interval=False) == mean + mark
+    assert module("render").significance_mark(metric, difference) == mark
 
 
 def test_best_means_are_bold_in_the_direction_of_the_metric(module):
@@ -241,6 +241,20 @@ def test_gains_of_two_sizes_are_compared_by_seed(module, monkeypatch, tmp_path):
     assert "0.0448] ✗ |" in module("render_repulsion").claims(results)
 
 
-def test_the_claims_are_those_of_the_results(module):
-    claims = module("claims")
+def test_the_leading_table_has_means_and_marks(module):
+    keys = module("render").COMPARISON
+    gain, loss, level = (
+        {"mean": mean, "low": mean - 0.001, "high": mean + 0.001, "seeds": 5, "p_holm": p}
+        for mean, p in ((-0.02, 0.01), (0.02, 0.01), (0.02, 0.06))
+    )
+    differences = dict.fromkeys(keys, level) | {"nll": gain, "brier": loss}
+    entry = {"setting": "somewhere", "seeds": 5, "differences": differences}
+    line = module("render_repulsion").headline({"settings": [entry]}).splitlines()[2]
+    cells = dict(zip(keys, line.strip("| ").split(" | ")[2:], strict=True))
+    assert (cells["accuracy"], cells["nll"], cells["brier"]) == ("+2.00", "−0.0200 ▲", "+0.0200 ▼")
+
+
+def test_summaries_are_those_of_the_results(module):
+    claims, study = module("claims"), module("repulsion_study")
     assert json.loads((claims.FOLDER / "claims.json").read_text()) == claims.measure()
+    assert json.loads(study.results_file("repulsion-headline").read_text()) == study.headline()
